@@ -1,4 +1,4 @@
-"""Exchanges: the collective, and what is decoded and averaged after it.
+"""Exchanges: the collective of a step, and the decoding and averaging after it.
 
 May import `codecs`, `memories`, `ops`, the contracts and `_axes`.
 """

@@ -1,4 +1,4 @@
-"""A mean of payloads that cannot be summed as they are."""
+"""A mean of gathered payloads, for codecs that are not summable."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,26 +17,26 @@ from fftgrad.ops import _shapes, _wire
 
 @value
 class AllGather(Exchange):
-    """Exchange: every worker sends its payload to all, and all decode and average all of them.
+    """Exchange: every worker sends its payload to all, and each worker decodes and averages them.
 
     Each payload travels as one uint32 buffer in one collective. The codec's summable prefix (a
-    linear transform) is undone once, after the sum: w payloads cost one inverse FFT. Payloads are
+    linear transform) is undone once, after the sum: w payloads need one inverse FFT. Payloads are
     added in the order of the workers, so that all replicas get the same bits.
 
     With 4 workers that send the buffers b_0 ... b_3, each of words uint32[s], every worker
     receives uint32[4, s] = [b_0, b_1, b_2, b_3].
 
-    If anything that any worker had to send is not finite, the mean is NaN throughout, on all
-    workers: the headers of the buffers tell, without a further collective.
+    If any value of any worker is not finite, the mean is NaN throughout, on all workers. The
+    headers of the buffers carry this flag, without a further collective.
 
     Args:
       codec: a codec, usually a chain such as `chain(Fft(), TopK(fraction=0.1), LogQuantizer(8))`;
         or a rule, a function from the name and the shape of a part to its codec.
-      clip_to_median: whether to cut what is longer than the median worker's vector to that length,
-        part by part, in case a worker has bad data or too high a rate:
-        mean of v_i · min(1, median_j ||v_j|| / ||v_i||), over the workers that sent anything but
-        zeros. Fewer than half of the workers cannot make the result longer than the rest would.
-        Every payload is then decoded on its own, twice.
+      clip_to_median: True to shorten longer vectors to the length of the median worker's, part by
+        part, against workers with bad data or a high learning rate:
+        mean of v_i · min(1, median_j ||v_j|| / ||v_i||), over the workers with a non-zero vector.
+        A minority of workers cannot make the result longer than the others would. Every payload
+        is then decoded on its own, twice.
 
     Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
@@ -45,8 +45,8 @@ class AllGather(Exchange):
 
     Claims: unbiased if the codec is and nothing is clipped; all workers get the same bits.
 
-    Differs from the paper: the median of an even number of lengths is half-way between the two in
-      the middle, where the authors' code takes the lower one.
+    Differs from the paper: the median of an even number of lengths is the midpoint of the middle
+      two; the authors' code takes the lower one.
 
     Raises:
       ValueError: while tracing, if the codec does not fit the shape.
@@ -102,24 +102,24 @@ class AllGather(Exchange):
 
 
 def clipped_mean(decode: Callable[[Any], Vectors], sent: Any, shares: jax.Array) -> Vectors:
-    """Average what workers sent, after cutting longer vectors to the median length.
+    """Average the vectors of workers, after clipping longer vectors to the median length.
 
     With v_i the vector of worker i for a part and s_i its share of the mean,
 
         Σ s_i v_i · min(1, median_j ||v_j|| / ||v_i||).
 
-    The median is over the workers with a share above 0 that sent anything but zeros.
+    The median is over the workers with a positive share and a non-zero vector.
 
     Args:
-      decode: what one payload stands for.
-      sent: the payloads of all w workers, stacked.
-      shares: of each worker in the mean, float32[w].
+      decode: function from one payload to its vectors.
+      sent: payloads of all w workers, stacked.
+      shares: share of each worker in the mean, float32[w].
     """
 
     def lengths(payload: Any) -> jax.Array:
         return jnp.stack([_quantizers.row_norms(v[None])[1][0] for v in decode(payload)])
 
-    norms = lax.map(lengths, sent)  # [workers, parts]; one at a time, to hold one at a time
+    norms = lax.map(lengths, sent)  # [workers, parts]; in turn, to hold one vector at a time
     counts = (shares > 0)[:, None]
     speaks = counts & (norms != 0)
     median = _median(jnp.where(speaks, norms, jnp.inf), jnp.sum(speaks, axis=0))
@@ -133,11 +133,11 @@ def clipped_mean(decode: Callable[[Any], Vectors], sent: Any, shares: jax.Array)
 
     like = jax.eval_shape(decode, jax.tree.map(lambda leaf: leaf[0], sent))
     zeros = tuple(jnp.zeros(v.shape, v.dtype) for v in like)
-    return lax.scan(add, zeros, (sent, weights))[0]  # in the workers' order
+    return lax.scan(add, zeros, (sent, weights))[0]  # in worker order
 
 
 def _median(values: jax.Array, number: jax.Array) -> jax.Array:
-    """The median of the smallest of each column, so many in each."""
+    """Return the median of the `number` smallest values of each column."""
     ordered = jnp.sort(values, axis=0)
     middle = jnp.stack([jnp.maximum(number - 1, 0) // 2, number // 2])
     return jnp.mean(jnp.take_along_axis(ordered, middle, axis=0), axis=0)

@@ -13,7 +13,7 @@ from fftgrad._contracts import (
     Selector,
     State,
 )
-from fftgrad._values import value
+from fftgrad._values import check, value
 from fftgrad.codecs import _chain
 from fftgrad.codecs._transforms import Identity
 from fftgrad.exchanges import _parts
@@ -24,17 +24,17 @@ from fftgrad.exchanges._parts import Codecs, Parts, Payloads
 class AllReduce(Exchange):
     """Exchange: sum the payloads with one all-reduce; without a codec, the dense mean.
 
-    For w workers: mean = decompress(Σ_i compress(x_i / w)). Dividing first keeps the sum finite
-    wherever the mean is. With 4 workers and x_i = [i, 2i], every worker gets [1.5, 3].
+    For w workers: mean = decompress(Σ_i compress(x_i / w)). The division comes first, so the sum
+    is finite if the mean is. With 4 workers and x_i = [i, 2i], every worker gets [1.5, 3].
 
     Args:
-      codec: a summable codec, or a rule from a part's name and shape to one; `Identity()` is the
-        dense baseline, the same as `jax.lax.pmean` in float32, whatever the dtype of the leaves.
+      codec: a summable codec, or a rule from a part's name and shape to one. `Identity()` is the
+        dense baseline: `jax.lax.pmean` in float32, for leaves of any dtype.
 
     Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
-    Wire: the payloads: 4n bytes when dense, and 4 for a codec that counts what it cannot represent.
-      A ring sends it 2 (w - 1) / w times. No header: a sum carries a NaN by itself.
+    Wire: the payloads: 4n bytes when dense, and 4 for a codec that counts overflow. A ring sends
+      them 2 (w - 1) / w times. There is no header, because a sum propagates NaN.
 
     Claims: exact up to rounding; all workers get the same bits.
 
@@ -89,20 +89,8 @@ class AllReduce(Exchange):
         return codec
 
 
-def _instead(codec: Codec) -> str:
-    """What sends less than a dense all-reduce, for any number of workers if that is in doubt."""
-    if any(isinstance(stage, Selector) for stage in _chain.stages(codec)):
-        return f"AllGather({codec!r})"
-    # All values are kept: w payloads of an all-gather soon are more than the two of an all-reduce.
-    return (
-        f"TwoStage({codec!r}, workers=w) for w workers, whose bytes do not grow with them as "
-        "those of AllGather do, which is less only for w below twice the ratio of the codec"
-    )
-
-
 def _check_summable(codec: Codec) -> None:
-    if not codec.summable:
-        raise ValueError(
-            f"AllReduce(codec): must be summable, because payloads are added as they are, got "
-            f"{codec!r}; use {_instead(codec)}."
-        )
+    # All-gathered payloads of all values soon exceed a dense all-reduce, so name TwoStage there.
+    selects = any(isinstance(stage, Selector) for stage in _chain.stages(codec))
+    instead = f"AllGather({codec!r})" if selects else f"TwoStage({codec!r}, workers=w)"
+    check(codec.summable, "AllReduce(codec)", "be summable", repr(codec), f"use {instead}.")

@@ -1,6 +1,6 @@
-"""A gradient pytree <-> buckets of parts.
+"""Layout: converts between a gradient pytree and buckets of parts.
 
-A part is compressed on its own; the parts of a bucket travel together.
+A part is compressed on its own. The parts of a bucket travel together.
 """
 
 import dataclasses
@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Exchange, Like, PyTree, Scope
-from fftgrad._values import value
+from fftgrad._values import check, check_count, check_type, value
 from fftgrad.ops import _shapes
 from fftgrad.ops._shapes import by_path
 
 BUCKET_LIMIT = 2**30
-"""Most values in a bucket: positions are int32, and a transform of it is 4 GiB, cuFFT's limit."""
+"""Most values in a bucket: positions are int32, and cuFFT's limit is 4 GiB per transform."""
 
 
 @functools.partial(
@@ -27,12 +27,12 @@ BUCKET_LIMIT = 2**30
 )
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What is compressed on its own: a group of leaves, or a piece of one that is too long.
+    """Vector that is compressed on its own: a group of leaves, or a piece of a long one.
 
     Attributes:
-      name: of the group: "model", a leaf's path, or what the scope calls it.
-      value: its float32 array. A single leaf keeps its shape; several are one vector.
-      piece: the number of the piece, where the group is cut.
+      name: name of the group: "model", a leaf's path, or a name returned by the scope.
+      value: float32 array. A single leaf keeps its shape; several leaves become one vector.
+      piece: number of the piece, if the group is cut.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Part:
 
 
 Bucket: TypeAlias = tuple[Part, ...]
-"""Parts that travel together, in the order of their names."""
+"""Parts that travel together, ordered by name."""
 
 Join: TypeAlias = Callable[[list[Bucket]], PyTree]
-"""The tree, of float32 leaves, of what came of its buckets."""
+"""Function from transformed buckets back to a tree of float32 leaves."""
 
 
 class Member(NamedTuple):
-    """A leaf of a group: its position among all leaves, its path, and itself."""
+    """A leaf of a group: its position among all leaves, its path, and its array."""
 
     number: int
     path: str
@@ -57,25 +57,24 @@ class Member(NamedTuple):
 
 @value
 class Bucketing:
-    """Function: how a gradient is laid out for the exchange: what forms a part, and a bucket.
+    """Function: layout of a gradient, which leaves form a part and which parts a bucket.
 
-    `compressed_pmean` and `wire_bytes` take the same value, and then speak of the same parts.
+    Pass the same value to `compressed_pmean` and `wire_bytes`.
 
     Args:
-      scope: what is compressed on its own: "model", all leaves as one vector; "leaf", each leaf, in
-        its shape; or a function from a leaf's path ("layers/0/w") and shape to the name of its
-        group. None: what the exchange is made for: the scope of its rule, "leaf" for
-        `PowerSgd` and `AcpSgd`, else "model".
-      bucket_bytes: the most float32 bytes of gradient that travel at once. Buckets are then filled
-        from the last leaf to the first, in the order in which a backward pass finds their
-        gradients, and each waits for the one before it, but for no leaf that comes later: a
-        compiler with asynchronous collectives may send one while the rest of the pass runs.
-        Selectors choose, and quantizers scale, within a bucket. A leaf that is a part on its own
-        keeps its shape, and travels alone if it has more bytes; other parts are cut into vectors,
-        and so is a leaf of more than 2^30 values. None: one bucket for every 2^30 parameters.
+      scope: rule for parts: "model", all leaves as one vector; "leaf", each leaf, in its shape; or
+        a function from a leaf's path ("layers/0/w") and shape to the name of its group. None: the
+        scope of the exchange: that of its rule, "leaf" for `PowerSgd` and `AcpSgd`, else "model".
+      bucket_bytes: most float32 bytes of gradient in a bucket. Buckets are filled from the last
+        leaf to the first, the order in which a backward pass computes gradients. Each bucket waits
+        only for the one before it. So a compiler with asynchronous collectives can overlap them
+        with the backward pass. Selectors choose, and quantizers scale, within a bucket. A leaf that
+        is a part on its own keeps its shape, and travels alone if it has more bytes. Other parts,
+        and leaves of more than 2^30 values, are cut into vectors. None: a bucket per 2^30
+        parameters.
 
     Raises:
-      ValueError: if an argument is none of these.
+      ValueError: if an argument is out of range.
       TypeError: if `bucket_bytes` is no int; while tracing, if the function returns no name.
 
     Example:
@@ -88,26 +87,15 @@ class Bucketing:
     bucket_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.scope not in ("model", "leaf", None) and not callable(self.scope):
-            raise ValueError(
-                f"Bucketing(scope): must be 'model', 'leaf' or a function from a leaf's path and "
-                f"shape to the name of its group, got {self.scope!r}; use 'model' to choose over "
-                "all leaves."
-            )
-        if self.bucket_bytes is not None and not isinstance(self.bucket_bytes, int):
-            raise TypeError(
-                f"Bucketing(bucket_bytes): must be an int, got {self.bucket_bytes!r}; use "
-                "25_000_000."
-            )
-        if self.bucket_bytes is not None and self.bucket_bytes < 4:
-            raise ValueError(
-                f"Bucketing(bucket_bytes): must be at least 4, the size of a value, got "
-                f"{self.bucket_bytes}; use 25_000_000, or None for one bucket."
-            )
+        known = self.scope in ("model", "leaf", None) or callable(self.scope)
+        rule = "be 'model', 'leaf' or a function from a leaf's path and shape to a name"
+        check(known, "Bucketing(scope)", rule, repr(self.scope), "use 'model' for one vector.")
+        if self.bucket_bytes is not None:
+            check_count("Bucketing(bucket_bytes)", self.bucket_bytes, "use 25_000_000.", least=4)
 
     def for_exchange(self, exchange: Exchange) -> "Bucketing":
-        """The bucketing with its scope filled in, if it leaves that to the exchange."""
-        # Not asked where the bucketing says it: exchanges of an exchange may disagree.
+        """Return the bucketing with the scope of the exchange, if it has none."""
+        # An explicit scope wins, because the exchanges within an exchange may disagree.
         return self if self.scope else dataclasses.replace(self, scope=exchange.scope or "model")
 
     @property
@@ -117,48 +105,48 @@ class Bucketing:
 
 
 def check_leaf(owner: str, name: str, leaf: Any) -> None:
-    """Refuses what is no gradient: what float32 cannot hold, and what can hardly hold a mean."""
+    """Require a float array, because a mean of integers or of complex values is not supported."""
     dtype = getattr(leaf, "dtype", None)
     if dtype is None or dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+        got = type(leaf).__name__ if dtype is None else dtype
         raise TypeError(
-            f"{owner}({name}): must be a float32, bfloat16 or float16 array, got "
-            f"{type(leaf).__name__ if dtype is None else dtype}; cast it, or keep it out of what "
-            "is differentiated."
+            f"{owner}({name}): must be a float32, bfloat16 or float16 array, got {got}; cast it, "
+            "or keep it out of what is differentiated."
         )
 
 
 def check_tree(owner: str, name: str, tree: PyTree) -> None:
-    """Refuses a tree of which a leaf is no gradient."""
+    """Apply `check_leaf` to all leaves of a tree."""
     for path, leaf in jax.tree.leaves_with_path(tree):
         check_leaf(owner, f"{name}{jax.tree_util.keystr(path)}", leaf)
 
 
 def like(tree: PyTree) -> PyTree:
-    """The tree as the exchange sees it: the same shapes, in float32."""
+    """Return the shapes of the tree in float32, as an exchange sees them."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), tree)
 
 
 def bucket_likes(tree: PyTree, bucketing: Bucketing) -> list[Bucket]:
-    """The shapes of the buckets of a tree of this shape."""
+    """Return the shapes of the buckets of a tree."""
     return jax.eval_shape(lambda tree: to_buckets(tree, bucketing)[0], like(tree))
 
 
 def wire_bytes(exchange: Exchange, tree: PyTree, bucketing: Bucketing) -> int:
-    """Bytes that one worker hands to the collectives for a tree of this shape."""
+    """Return the bytes that one worker hands to the collectives for a tree of this shape."""
     buckets = bucket_likes(tree, bucketing.for_exchange(exchange))
     return sum(map(exchange.wire_bytes, buckets))
 
 
 def link_bytes(exchange: Exchange, tree: PyTree, workers: int, bucketing: Bucketing) -> float:
-    """Bytes that each of so many workers, in a ring, sends over its link for such a tree."""
+    """Return the bytes that each of `workers` workers in a ring sends over its link."""
     buckets = bucket_likes(tree, bucketing.for_exchange(exchange))
     return sum(exchange.link_bytes(bucket, workers) for bucket in buckets)
 
 
 def to_buckets(tree: PyTree, bucketing: Bucketing) -> tuple[list[Bucket], Join]:
-    """The parts of a tree, in float32, in as many buckets as the limit of each one's size needs.
+    """Cut a tree into float32 parts in buckets of limited size, and return the inverse too.
 
-    The second result makes a tree of such buckets again, of float32 leaves.
+    The inverse makes a tree of float32 leaves.
     """
     buckets: list[list[Part]] = []
     room = 0
@@ -170,7 +158,7 @@ def to_buckets(tree: PyTree, bucketing: Bucketing) -> tuple[list[Bucket], Join]:
                 room = bucketing.limit
             buckets[-1].append(part)
             room -= part.value.size
-    # No two pieces of a part fit into one.
+    # A bucket holds at most one piece of a part, because two exceed its limit.
     travel = [tuple(sorted(bucket, key=lambda part: part.name)) for bucket in buckets]
     return travel, functools.partial(_join, by_name, jax.tree.structure(tree))
 
@@ -190,10 +178,10 @@ def _join(by_name: dict[str, list[Member]], structure: Any, buckets: list[Bucket
 
 
 def groups(tree: PyTree, bucketing: Bucketing) -> dict[str, list[Member]]:
-    """The leaves of each part, by its name, in the order of first appearance."""
+    """Group the leaves by part name, in order of first appearance."""
     out: dict[str, list[Member]] = {}
     members = [Member(i, path, leaf) for i, (path, leaf) in enumerate(by_path(tree).items())]
-    # A backward pass finds the gradients of the last leaves first.
+    # A backward pass computes the gradients of the last leaves first.
     for member in members if bucketing.bucket_bytes is None else reversed(members):
         name = bucketing.scope or "model"
         if not isinstance(name, str):
@@ -206,11 +194,8 @@ def groups(tree: PyTree, bucketing: Bucketing) -> dict[str, list[Member]]:
 
 def _name_by(scope: Callable[[str, Like], str], member: Member) -> str:
     name: object = scope(member.path, member.leaf)
-    if not isinstance(name, str):
-        raise TypeError(
-            f"Bucketing(scope): must return the name of a group, a str, got {name!r} for leaf "
-            f"{member.path!r}; return str(...), or use 'leaf' for a group of each."
-        )
+    rule, remedy = f"return a str for leaf {member.path!r}", "return str(...), or use 'leaf'."
+    check_type(isinstance(name, str), "Bucketing(scope)", rule, name, remedy)
     return name
 
 
@@ -219,17 +204,17 @@ def _pieces(name: str, leaves: list[jax.Array], bucketing: Bucketing) -> list[Pa
     if total == 0:
         return []
     one_vector = bucketing.scope in ("model", None)
-    # A leaf that was asked for on its own has a codec, or factors, for its shape.
+    # A leaf with a part of its own keeps its shape, which its codec or its factors need.
     limit = BUCKET_LIMIT if len(leaves) == 1 and not one_vector else bucketing.limit
     if len(leaves) == 1 and total <= limit:
         return [Part(name, leaves[0].astype(jnp.float32))]
-    # Pieces of equal length, but for the last.
+    # All pieces but the last have equal length.
     vectors = _cut(leaves, -(-total // -(-total // limit)))
     return [Part(name, vector, piece) for piece, vector in enumerate(vectors)]
 
 
 def _cut(leaves: list[jax.Array], size: int) -> list[jax.Array]:
-    """The leaves one after the other, as vectors of `size`, but for the last."""
+    """Concatenate the leaves and cut them into vectors of `size`; the last may be shorter."""
     pieces: list[list[jax.Array]] = [[]]
     room = size
     for leaf in leaves:
@@ -245,10 +230,10 @@ def _cut(leaves: list[jax.Array], size: int) -> list[jax.Array]:
 
 
 def _uncut(vectors: list[jax.Array], likes: list[Like]) -> list[jax.Array]:
-    """The leaves that `_cut` made into `vectors`."""
+    """Invert `_cut`."""
     number, room = 0, vectors[0].size if vectors else 0
     sizes: list[list[int]] = [[] for _ in vectors]
-    counts: list[int] = []  # of the pieces of each leaf
+    counts: list[int] = []  # pieces of each leaf
     for like in likes:
         missing = math.prod(like.shape)
         counts.append(0)

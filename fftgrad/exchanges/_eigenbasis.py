@@ -8,23 +8,23 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._contracts import Averaged, Comm, Exchange, Like, PyTree, Scope, State
-from fftgrad._values import check_count, check_within, value
+from fftgrad._values import check, check_count, check_within, value
 from fftgrad.exchanges import _parts
 from fftgrad.exchanges._low_rank import times
 from fftgrad.exchanges._recipe import check_exchange
 from fftgrad.ops import _count, _finite, _shapes
 
 FLOOR = 1e-3
-"""The least variance of a direction, in units of the mean of all, that is told from none."""
+"""Least variance of a direction, in units of the mean variance."""
 
 
 class Side(NamedTuple):
-    """What earlier means say of the rows, or of the columns, of a matrix.
+    """Statistics of earlier means along the rows, or the columns, of a matrix.
 
     Attributes:
-      covariance: an average of M Mᵀ, or Mᵀ M, float32[d, d].
+      covariance: moving average of M Mᵀ, or Mᵀ M, float32[d, d].
       basis: its eigenvectors, in columns, float32[d, d].
-      scale: by what coordinates are divided, float32[d].
+      scale: divisors of the coordinates, float32[d].
     """
 
     covariance: jax.Array
@@ -33,12 +33,12 @@ class Side(NamedTuple):
 
 
 class EigenbasisState(NamedTuple):
-    """State: the left and the right side of each leaf, equal on all workers; () for one that stays.
+    """State of `Eigenbasis`, equal on all workers.
 
     Attributes:
-      sides: of each leaf.
-      steps: how many means there were, int32[].
-      inner: what the exchange inside shares.
+      sides: left and right side of each leaf; () for a side that is not rotated.
+      steps: number of means so far, int32[].
+      inner: shared state of the inner exchange.
     """
 
     sides: tuple[tuple[Side | tuple[()], Side | tuple[()]], ...]
@@ -48,40 +48,40 @@ class EigenbasisState(NamedTuple):
 
 @value
 class Eigenbasis(Exchange):
-    """Exchange: another one, of matrices in the eigenbasis of their earlier means.
+    """Exchange: another exchange, of matrices in the eigenbasis of their earlier means.
 
-    A gradient M of a matrix has few large coordinates in the eigenvectors of M Mᵀ and Mᵀ M, so a
-    codec that keeps the largest loses about half as much of it. All workers know the mean, so each
-    follows these averages by itself, and no basis travels:
+    In the eigenvectors of M Mᵀ and Mᵀ M a gradient matrix M has few large coordinates. A codec that
+    keeps the largest then loses about half as much. All workers know the mean, so each computes
+    these averages itself, and no basis travels:
 
         A = decay · A + (1 - decay) · M Mᵀ,    Q = orthonormal(A Q),    x = (Qᵀ M R) / (s tᵀ)
 
     with R and t of the other side. The scale s of a direction is its variance, in units of the mean
-    of all, to the power of whiten / 2. Behind Muon, which makes all directions equally long, what
-    counts is an error relative to a direction's own size, so that is evened out. What is lost is
-    turned back, and fed back in the coordinates of the parameters, so no change of the basis loses
-    anything. All leaves then travel as one vector. Arrays of more axes become matrices with their
-    last axis as columns.
+    variance, to the power of whiten / 2. Muon makes all directions equally long, so the error
+    relative to a direction's own size matters, and the scale equalizes that error. The error is
+    rotated back and fed back in parameter coordinates, so a change of the basis loses nothing.
+    All leaves travel as one vector. An array of more axes becomes a matrix with its last axis as
+    columns.
 
     Args:
-      exchange: what averages the vector of all coordinates, as `TwoStage(Budget(50), workers)`.
+      exchange: exchange for the vector of all coordinates, as `TwoStage(Budget(50), workers)`.
       decay: share of the averages that survives a step, 0 <= decay < 1.
-      every: steps from one basis to the next; the first so many steps each have their own.
-      whiten: 0 for coordinates as they are; 0.5 for equally large ones of a matrix whose singular
-        vectors are the basis.
-      largest: sides with more values stay as they are. What a worker keeps of a side of d values
-        are 2 d² + d values, and a new basis costs as much as a few products of d × d matrices.
+      every: steps between updates of the basis; each of the first `every` steps updates it.
+      whiten: 0 leaves coordinates unchanged; 0.5 equalizes those of a matrix whose singular vectors
+        are the basis.
+      largest: sides with more values are not rotated. A side of d values stores 2 d² + d values
+        per worker, and a new basis takes a few products of d × d matrices.
 
     Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: that of the exchange, for one vector.
 
-    Claims: those of the exchange. Workers whose devices multiply matrices with other rounding have
-      other bases and means.
+    Claims: those of the exchange. Workers whose devices round matrix products differently have
+      different bases and means.
 
     Raises:
-      ValueError: if an argument is out of range, or the exchange is made for leaves, as `PowerSgd`;
-        while tracing, if it keeps what it loses in a memory of its own, as `Hierarchical`.
+      ValueError: if an argument is out of range, or the exchange needs leaves, as `PowerSgd`;
+        while tracing, if it has a memory of its own, as `Hierarchical`.
 
     Example:
       >>> exchange = fg.Eigenbasis(fg.AllGather(fg.Identity()))
@@ -92,7 +92,7 @@ class Eigenbasis(Exchange):
 
     References:
       The basis is that of SOAP: Vyas et al., arXiv:2409.11321, which keeps Adam's moments in it.
-      That codecs gain from it is ours: docs/results/training.md has the runs.
+      Its use for codecs is ours: docs/results/training.md has the runs.
     """
 
     exchange: Exchange
@@ -107,11 +107,8 @@ class Eigenbasis(Exchange):
         check_count("Eigenbasis(every)", self.every, "use 10.")
         check_within("Eigenbasis(whiten)", self.whiten, "[0, 1]", "use 0.5.")
         check_count("Eigenbasis(largest)", self.largest, "use 1024.")
-        if self.exchange.scope not in ("model", None):
-            raise ValueError(
-                f"Eigenbasis(exchange): must take one vector, got {self.exchange!r}, which is made "
-                "for leaves; use TwoStage(Budget(ratio=50), workers)."
-            )
+        one, remedy = self.exchange.scope in ("model", None), "use TwoStage(Budget(50), workers)."
+        check(one, "Eigenbasis(exchange)", "take one vector", repr(self.exchange), remedy)
 
     @property
     def scope(self) -> Scope:
@@ -136,17 +133,16 @@ class Eigenbasis(Exchange):
         turned = _parts.each(_turn, alike, list(zip(matrices, sides, strict=True)))
         vector = jnp.concatenate([matrix.ravel() for matrix in turned])
         out = self.exchange.mean(vector, state._replace(shared=state.shared.inner), comm)
-        if out.error is None:
-            raise ValueError(
-                "Eigenbasis(exchange): must leave what it loses to the memory of compressed_pmean, "
-                f"because its basis changes, got {self.exchange!r}; use TwoStage or AllGather."
-            )
+        rule, remedy = "have no memory of its own", "use TwoStage or AllGather."
+        check(out.error is not None, "Eigenbasis(exchange)", rule, repr(self.exchange), remedy)
 
         def pieces(vector: jax.Array) -> list[jax.Array]:
             found = _shapes.cut(vector, [matrix.size for matrix in matrices])
             return [one.reshape(m.shape) for one, m in zip(found, matrices, strict=True)]
 
-        rows = list(zip(pieces(out.mean), pieces(vector - out.error), sides, strict=True))
+        rows = list(
+            zip(pieces(out.mean), pieces(vector - out.error_or_zeros(vector)), sides, strict=True)
+        )
         back = _parts.each(_turn_back, alike, rows)
         means, sent = (
             jax.tree.unflatten(
@@ -159,13 +155,13 @@ class Eigenbasis(Exchange):
         shared = EigenbasisState(learned, _count.next_step(steps), out.state.shared)
         return out._replace(
             mean=means,
-            # In the parameters' own coordinates, so that what a turn rounds off is in it.
+            # In parameter coordinates, which include the rounding of the rotation.
             error=jax.tree.map(jnp.subtract, x, sent),
             state=out.state._replace(shared=shared),
         )
 
     def _learned(self, means: list[jax.Array], sides: PyTree, steps: jax.Array) -> PyTree:
-        """The sides after a step."""
+        """Return the sides after a step."""
 
         def learn(row: tuple[jax.Array, tuple[Side | tuple[()], ...]]) -> PyTree:
             mean, own = row
@@ -184,7 +180,7 @@ class Eigenbasis(Exchange):
 
     def _with(self, side: Side, matrix: jax.Array) -> Side:
         share = (1 - self.decay) * times(matrix, matrix.T)
-        # The square of a finite mean may not be finite, and would stay for ever.
+        # Skip a square that overflows, because the average would keep it forever.
         share = jnp.where(_finite.all_finite(share), share, (1 - self.decay) * side.covariance)
         return side._replace(covariance=self.decay * side.covariance + share)
 
@@ -206,7 +202,7 @@ class Eigenbasis(Exchange):
 
 
 def _as_matrix(like: Like) -> tuple[int, int]:
-    """The shape of an array as a matrix; of one row, if it is none."""
+    """Return the shape of an array as a matrix; vectors have one row."""
     if len(like.shape) < 2:
         return 1, math.prod(like.shape)
     return math.prod(like.shape[:-1]), like.shape[-1]
@@ -218,7 +214,7 @@ def _vector(like: PyTree) -> Like:
 
 
 def _turn(row: tuple[jax.Array, tuple[Side | tuple[()], Side | tuple[()]]]) -> jax.Array:
-    """A matrix in the coordinates of its sides."""
+    """Rotate a matrix into the coordinates of its sides."""
     matrix, (left, right) = row
     if left:
         matrix = times(left.basis.T, matrix) / left.scale[:, None]
@@ -228,7 +224,7 @@ def _turn(row: tuple[jax.Array, tuple[Side | tuple[()], Side | tuple[()]]]) -> j
 
 
 def _turn_back(row: tuple[Any, ...]) -> tuple[jax.Array, ...]:
-    """Two matrices from the coordinates of their sides."""
+    """Rotate two matrices back from the coordinates of their sides."""
     *matrices, (left, right) = row
     if left:
         matrices = [times(left.basis, matrix * left.scale[:, None]) for matrix in matrices]

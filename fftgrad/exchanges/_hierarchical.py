@@ -1,4 +1,4 @@
-"""An exact mean over fast links, and a compressed one over slow links."""
+"""An exact mean over fast links, and a compressed mean over slow links."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from fftgrad._contracts import (
     State,
     Stats,
 )
-from fftgrad._values import check_count, check_kind, value
+from fftgrad._values import check, check_count, check_kind, value
 from fftgrad.exchanges import _shards
 from fftgrad.exchanges._recipe import check_exchange
 from fftgrad.exchanges._shards import Shards
@@ -26,38 +26,37 @@ from fftgrad.ops import _count, _finite, _shapes, _wire
 
 @value
 class Hierarchical(Exchange):
-    """Exchange: the exact mean along a fast axis, and a compressed one along the slow axes.
+    """Exchange: the exact mean along a fast axis, and a compressed mean along the slow axes.
 
-    Each part is cut into f pieces. The f workers that fast links join each get one piece of all
-    their gradients (an all-to-all) and average it exactly; each exchanges the mean of its piece
-    with its peers over the slow links; and the pieces come together again (an all-gather). So the f
-    slow links of a group each carry a share, and what compressing loses stays in one residual for
-    the whole group, of which each worker keeps its piece.
+    Each part is cut into f pieces. The f workers of a group, joined by fast links, each receive one
+    piece of all their gradients (an all-to-all) and average it exactly. Each worker exchanges the
+    mean of its piece with its peers over the slow links. Then the group gathers the pieces (an
+    all-gather). So the f slow links of a group share the traffic. One residual per group holds the
+    compression error, and each worker keeps its piece.
 
-    It takes all axes, fast and slow, from `compressed_pmean(axis_name=("slow", "fast"))`, and the
-    memory is its own, because the residual belongs to the group: leave that of `compressed_pmean`
-    out. Only where leaves are narrower than float32 has that something to keep, which is what
-    rounding the mean to their dtype drops.
+    Pass all axes, fast and slow, to `compressed_pmean(axis_name=("slow", "fast"))`. The exchange
+    has its own memory, because the residual belongs to the group: pass no memory to
+    `compressed_pmean`, unless leaves are narrower than float32. It then keeps the rounding error of
+    the mean.
 
     Args:
-      fast_axis: the name of the axis, or axes, of fast links.
-      workers: f, the number of workers along it: the size of the pieces, and of the state, follows
-        from it.
-      slow: the exchange over the other axes. Its parts are the pieces, vectors of n/f values: a
-        rule gets their shapes, and `PowerSgd` would send them dense.
-      memory: what a group does with what the slow exchange loses.
+      fast_axis: name of the axis, or axes, of fast links.
+      workers: f, the number of workers along it, which sets the size of the pieces and the state.
+      slow: exchange over the other axes. Its parts are the pieces, vectors of n/f values: a rule
+        gets their shapes, and `PowerSgd` would send them dense.
+      memory: memory of the group for the error of the slow exchange.
 
     Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: over the slow links that of `slow` for n/f values; over the fast ones 4 (n + f + n/f)
-      bytes, and 4 for what `slow` counts.
+      bytes, and 4 for the overflow of `slow`.
 
-    Claims: all workers get the same bits. If anything is not finite anywhere the mean is NaN
-      throughout. `error` is None: the group has it all.
+    Claims: all workers get the same bits. If any value is not finite the mean is NaN throughout.
+      `error` is None, because the group keeps it.
 
     Raises:
       ValueError: while tracing, if `fast_axis` is not among the axes, has not `workers` workers, or
-        leaves no other axis, or if `slow` keeps arrays that all share.
+        leaves no other axis, or if `slow` has shared arrays.
 
     Example:
       >>> exchange = fg.Hierarchical("fast", 2, slow=fg.AllGather(fg.TopK(k=1)))
@@ -87,7 +86,7 @@ class Hierarchical(Exchange):
         pieces = self._pieces_like(like)
         slow = self.slow.init(pieces)
         _check_scalars(self.slow, slow.shared)
-        # What the slow exchange keeps of a piece belongs to the group, as the memory does.
+        # The group owns the slow exchange's state of a piece, as it owns the memory.
         memory, learned = self.memory.init(pieces), (slow.own, slow.shards)
         return State(slow.shared, shards=_shards.start(like, memory, learned, self.workers))
 
@@ -100,7 +99,7 @@ class Hierarchical(Exchange):
         memory = self.memory.update(y, out.error_or_zeros(y), out.mean, added)
         whole, stats = self._gather(out, x, fast)
         return Averaged(
-            # Of all pieces: each worker has seen only its own.
+            # Check all pieces, because each worker has checked only its own.
             mean=_finite.nan_unless(_finite.all_finite(whole), whole),
             error=None,
             state=State(
@@ -116,48 +115,44 @@ class Hierarchical(Exchange):
         return self.slow.wire_bytes(self._pieces_like(like)) + 4 * values + 4
 
     def link_bytes(self, like: PyTree, workers: int) -> float:
-        """Bytes over the slow link of one of so many workers, those of the fast axis counted."""
+        """Return the bytes over the slow link of each of `workers` workers, fast ones included."""
         slow = workers // self.workers
-        if slow * self.workers != workers:
-            raise ValueError(
-                f"Hierarchical.link_bytes(workers): must be a multiple of the {self.workers} "
-                f"workers along the fast axis, got {workers}; count all workers."
-            )
+        rule = f"be a multiple of the {self.workers} workers along the fast axis"
+        fine = slow * self.workers == workers
+        check(fine, "Hierarchical.link_bytes(workers)", rule, workers, "count all workers.")
         return self.slow.link_bytes(self._pieces_like(like), slow)
 
     def _slow_axes(self, comm: Comm) -> AxisName:
         _axes.check_workers("Hierarchical", self.workers, self.fast_axis)
         fast, every = _axes.names(self.fast_axis), _axes.names(comm.axis_name)
         slow = tuple(name for name in every if name not in fast)
-        if not slow or every != slow + fast:
-            raise ValueError(
-                f"Hierarchical(fast_axis={self.fast_axis!r}): must be the last of several axes of "
-                f"the exchange, got {comm.axis_name!r}; use axis_name=('slow', {fast[0]!r}) in "
-                "compressed_pmean."
-            )
+        rule = "be the last of several axes of compressed_pmean"
+        fine, remedy = bool(slow) and every == slow + fast, f"use axis_name=('slow', {fast[0]!r})."
+        argument = f"Hierarchical(fast_axis={self.fast_axis!r})"
+        check(fine, argument, rule, repr(comm.axis_name), remedy)
         return slow
 
     def _pieces_like(self, like: PyTree) -> PyTree:
         return _shards.shard_likes(like, self.workers)
 
     def _scatter(self, x: PyTree, fast: Comm) -> PyTree:
-        """This worker's piece of each part, averaged over the group."""
+        """Average this worker's piece of each part over the group."""
         rows = _shards.to_shards(x, self.workers)
-        # One more value a row, so that all pieces see a NaN in any of them.
+        # An extra value per row carries a NaN of any piece to all pieces.
         flag = _finite.poison_unless(_finite.all_finite(x))
         rows.append(jnp.broadcast_to(flag, (self.workers, 1)))
         sizes = [row.shape[1] for row in rows]
         words = fast.all_to_all(_to_words(jnp.concatenate(rows, axis=1)))
-        # Divided first, so that no sum of finite values overflows.
+        # Divide first, so that no sum of finite values overflows.
         received = _from_words(words) * (1.0 / self.workers)
         total = received[0]
-        for row in received[1:]:  # in their order, which a sum over an axis does not promise
+        for row in received[1:]:  # in worker order, which a sum over an axis does not ensure
             total = total + row
         *pieces, flag = _shapes.cut(total, sizes)
         return jax.tree.unflatten(jax.tree.structure(x), [piece + flag for piece in pieces])
 
     def _gather(self, out: Averaged, like: PyTree, fast: Comm) -> tuple[PyTree, Stats]:
-        """All pieces of each part, and the stats of all."""
+        """Gather all pieces of each part, and the stats of all workers."""
         word = jnp.asarray(out.stats.overflow).astype(jnp.uint32)
         words = [*map(_to_words, jax.tree.leaves(out.mean)), word[None]]
         rows = fast.all_gather(jnp.concatenate(words))
@@ -176,12 +171,7 @@ def _from_words(words: jax.Array) -> jax.Array:
 
 
 def _check_scalars(slow: Exchange, shared: PyTree) -> None:
-    """Refuses a state that would differ from piece to piece and yet count as the same on all."""
-    for path, leaf in jax.tree.leaves_with_path(shared):
-        if jnp.ndim(leaf):
-            raise ValueError(
-                f"Hierarchical(slow): must keep no arrays that all workers share, because each "
-                f"piece would have others, got {slow!r} with "
-                f"state.shared{jax.tree_util.keystr(path)}; "
-                "use LeaderTopK(codec), AllGather or TwoStage."
-            )
+    """Require shared scalars only, because shared arrays would differ between pieces."""
+    arrays = [path for path, leaf in jax.tree.leaves_with_path(shared) if jnp.ndim(leaf)]
+    remedy = "use LeaderTopK(codec), AllGather or TwoStage."
+    check(not arrays, "Hierarchical(slow)", "have no shared arrays in its state", slow, remedy)

@@ -16,7 +16,7 @@ from fftgrad._contracts import (
     Selector,
     State,
 )
-from fftgrad._values import value
+from fftgrad._values import check, check_count, value
 from fftgrad.codecs._chain import chain, stages
 from fftgrad.exchanges import _parts
 from fftgrad.exchanges._parts import Codecs, Likes, Parts, Vectors
@@ -25,11 +25,11 @@ from fftgrad.ops._shapes import spec
 
 
 class OwnSelection(NamedTuple):
-    """What `LeaderTopK` keeps as each worker's own.
+    """State of `LeaderTopK` on each worker.
 
     Attributes:
-      transforms: what each worker's transforms remember.
-      selectors: what its selectors remember.
+      transforms: states of the transforms.
+      selectors: states of the selectors.
     """
 
     transforms: PyTree
@@ -38,15 +38,14 @@ class OwnSelection(NamedTuple):
 
 @value
 class LeaderTopK(Exchange):
-    """Exchange: all workers send the same coefficients, which one of them chooses.
+    """Exchange: one worker, the leader, chooses the coefficients that all workers send.
 
-    The leader selects its k largest coefficients and broadcasts their positions, in Elias-Fano
-    code: at step t worker t mod w, or always the same one.
+    At step t worker t mod w leads, or always the same worker. The leader selects its k largest
+    coefficients and broadcasts their positions in Elias-Fano code.
 
-    All-reduces of the k values follow, so the bytes per worker do not grow with the number of
-    workers, as those of `AllGather` do, and what is averaged is the same coefficients of all. A
-    linear transform may come before the selector: it commutes with the sum, so the support can be
-    shared in the frequency domain too.
+    The workers then sum these k values with all-reduces. So the bytes per worker do not grow with
+    the number of workers, unlike those of `AllGather`. A linear transform may precede the selector,
+    because it commutes with the sum.
 
     With 2 workers, k = 1 and x_0 = [4, 1], x_1 = [1, 2], at step 0 both send coefficient 0 and the
     mean is [2.5, 0]; at step 1 it is [0, 1.5].
@@ -54,23 +53,21 @@ class LeaderTopK(Exchange):
     Args:
       codec: linear transforms, then a selector such as `TopK` or `ChunkTopK`; without a selector
         the part is summed dense. Or a rule from a part's name and shape to such a codec.
-      leader: the number of the worker that always leads; None lets worker t mod w lead at step t.
+      leader: number of the worker that always leads; None lets worker t mod w lead at step t.
 
     Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: the words of all positions once, then 4 bytes a value (8 if complex), 4 for the finite
-      flag and 4 for a codec that counts what it cannot represent, in two all-reduces, whatever the
-      number of workers.
+      flag and 4 for a codec that counts overflow, in two all-reduces, for any number of workers.
 
-    Claims: all workers get the same bits. If anything is not finite anywhere the mean is NaN
-      throughout.
+    Claims: all workers get the same bits. If any value is not finite the mean is NaN throughout.
 
-    Differs from the paper: positions in Elias-Fano code; they travel by an all-reduce to which only
-      the leader contributes, because XLA has no broadcast from a worker that is chosen at run time.
+    Differs from the paper: positions in Elias-Fano code. They travel by an all-reduce of the
+      leader's words and zeros, because XLA has no broadcast from a worker chosen at run time.
 
     Raises:
-      ValueError: if the leader is negative; while tracing, if something other than linear
-        transforms and one selector is in the chain, or there is no such worker.
+      ValueError: if the leader is negative; while tracing, if the chain has other stages than
+        linear transforms and one selector, or the leader is no worker.
 
     Example:
       >>> exchange = fg.LeaderTopK(fg.TopK(k=1))
@@ -119,7 +116,7 @@ class LeaderTopK(Exchange):
             for selector, part, side in zip(selectors.codecs, z, sides, strict=True)
         ]
         overflow = _count.add(spectra.overflow, jnp.where(leads, selected.overflow, 0))
-        # One more value, so that what is not chosen cannot hide a NaN.
+        # An extra value reports a NaN among the values that are not sent.
         flag = _finite.poison_unless(_finite.all_finite(vectors))[None]
         (flag, *means), stats = comm.mean(
             [flag, *values],
@@ -146,7 +143,7 @@ class LeaderTopK(Exchange):
         return 4 + 4 * self._counts(linear, selectors, likes) + sent
 
     def _split(self, like: PyTree, likes: Likes) -> tuple[Parts, Parts]:
-        """The linear transforms of each part, and its selector, or `Identity` for none."""
+        """Split each part's codec into linear transforms and a selector, `Identity` for none."""
         linear, rest = _parts.codec_of(self.codec, like).split_linear(likes)
         for codec in rest.codecs:
             _check_selector(codec)
@@ -157,37 +154,24 @@ class LeaderTopK(Exchange):
 
 
 def check_leader(owner: str, leader: object) -> None:
-    """Refuse a leader that is no worker's number."""
-    if leader is not None and (not isinstance(leader, int) or leader < 0):
-        raise ValueError(
-            f"{owner}(leader): must be the number of a worker, got {leader!r}; leave it out to let "
-            "all lead in turn."
-        )
+    """Require the number of a worker, or None."""
+    if leader is not None:
+        check_count(f"{owner}(leader)", leader, "leave it out to let all lead in turn.", least=0)
 
 
 def leader_number(owner: str, leader: int | None, comm: Comm) -> jax.Array | int:
-    """The number of the worker that leads in this step."""
-    workers = comm.workers
-    if leader is not None and leader >= workers:
-        raise ValueError(
-            f"{owner}(leader): must be the number of one of {workers} workers, got {leader}; leave "
-            "it out to let all lead in turn."
-        )
-    return comm.step.number % workers if leader is None else leader
+    """Return the number of the worker that leads in this step."""
+    if leader is None:
+        return comm.step.number % comm.workers
+    remedy = "leave it out to let all lead in turn."
+    return check_count(f"{owner}(leader)", leader, remedy, 0, comm.workers - 1)
 
 
 def _check_selector(codec: Codec) -> None:
-    if not (codec.summable or _selects(codec)):
-        raise ValueError(
-            "LeaderTopK(codec): must be linear transforms and then TopK or ChunkTopK, because "
-            f"values are summed as they are, got {codec!r} after what is linear; leave quantizers "
-            "out, or use AllGather."
-        )
-
-
-def _selects(codec: Codec) -> bool:
-    """Whether it chooses positions, and leaves the values as they are."""
-    return isinstance(codec, Selector) and not codec.last
+    selects = isinstance(codec, Selector) and not codec.last
+    rule = "be linear transforms and then TopK or ChunkTopK"
+    remedy = "leave quantizers out, or use AllGather."
+    check(codec.summable or selects, "LeaderTopK(codec)", rule, repr(codec), remedy)
 
 
 def _mains(linear: Parts, likes: Likes) -> Likes:

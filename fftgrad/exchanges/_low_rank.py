@@ -1,4 +1,4 @@
-"""What travels as thin factors: which arrays are matrices, their factors, and products of these."""
+"""Means of matrices as products of thin factors: PowerSGD and ACP-SGD."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from fftgrad.ops import _shapes
 
 
 def matrix_shape(like: Like, rank: int) -> tuple[int, int] | None:
-    """The shape of an array as a matrix, or None if it is to stay dense."""
+    """Return the shape of an array as a matrix, or None if it stays dense."""
     if len(like.shape) < 2:
         return None
     rows, columns = math.prod(like.shape[:-1]), like.shape[-1]
@@ -26,19 +26,19 @@ def matrix_shape(like: Like, rank: int) -> tuple[int, int] | None:
 
 
 def matrix_shapes(like: PyTree, rank: int) -> list[tuple[int, int]]:
-    """The shapes of the matrices."""
+    """Return the shapes of the matrices."""
     found = (matrix_shape(leaf, rank) for leaf in jax.tree.leaves(like))
     return [shape for shape in found if shape is not None]
 
 
 def dense_size(like: PyTree, rank: int) -> int:
-    """How many values stay dense."""
+    """Return the number of values that stay dense."""
     leaves = jax.tree.leaves(like)
     return sum(math.prod(leaf.shape) for leaf in leaves if matrix_shape(leaf, rank) is None)
 
 
 def split(leaves: Sequence[jax.Array], rank: int) -> tuple[list[jax.Array], list[jax.Array]]:
-    """The matrices, and what stays dense."""
+    """Split leaves into matrices and dense leaves."""
     pairs = [(leaf, matrix_shape(leaf, rank)) for leaf in leaves]
     return (
         [leaf.reshape(shape) for leaf, shape in pairs if shape is not None],
@@ -49,7 +49,7 @@ def split(leaves: Sequence[jax.Array], rank: int) -> tuple[list[jax.Array], list
 def join(
     likes: Iterable[Like], matrices: Iterable[jax.Array], dense: Iterable[jax.Array], rank: int
 ) -> list[jax.Array]:
-    """The inverse of `split`."""
+    """Invert `split`."""
     products, others = iter(matrices), iter(dense)
     return [
         next(others) if matrix_shape(like, rank) is None else next(products).reshape(like.shape)
@@ -58,7 +58,7 @@ def join(
 
 
 def random_factors(like: PyTree, rank: int, axis: int) -> list[jax.Array]:
-    """A factor of each matrix, as long as the matrix is along the axis; equal on all workers."""
+    """Draw a factor for each matrix, as long as its `axis`, equal on all workers."""
 
     def drawn(length: int, seed: jax.Array) -> jax.Array:
         return jax.random.normal(jax.random.key(seed), (length, rank), jnp.float32)
@@ -70,14 +70,14 @@ def random_factors(like: PyTree, rank: int, axis: int) -> list[jax.Array]:
 
 
 def orthonormal(factor: jax.Array) -> jax.Array:
-    """Columns of length one, at right angles, that span what those of the factor span."""
+    """Return an orthonormal basis of the columns of a factor."""
     return jnp.linalg.qr(factor)[0]
 
 
 def kept_columns(new: jax.Array, old: jax.Array) -> jax.Array:
-    """The next factor, with its old columns where the gradient had nothing to put in place.
+    """Return the new factor, with the old columns where the new ones are zero.
 
-    A column of zeros would find nothing in any later gradient whose first rows are zero.
+    A zero column would find nothing in any later gradient whose first rows are zero.
     """
     return jnp.where(jnp.any(new != 0, axis=0), new, old)
 
@@ -88,10 +88,10 @@ def iterate(
     dense: Sequence[jax.Array],
     comm: Comm,
 ) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
-    """A step of the power iteration on the mean of the matrices M of all workers, in two sums.
+    """Do a step of the power iteration on the mean of the matrices M of all workers, in two sums.
 
-    Returns P = orthonormal(mean M Q) for the factors Q, then mean Mᵀ P, then the means of what is
-    dense, which travels with the first.
+    Returns P = orthonormal(mean M Q) for the factors Q, then mean Mᵀ P, then the means of the dense
+    leaves, which travel with the first sum.
     """
     lefts = [times(m, factor) for m, factor in zip(matrices, factors, strict=True)]
     averaged, _ = comm.mean([*lefts, *dense])
@@ -102,18 +102,18 @@ def iterate(
 
 
 def product(left: jax.Array, right: jax.Array) -> jax.Array:
-    """The matrix that two factors stand for."""
+    """Return the matrix of two factors."""
     return times(left, right.T)
 
 
 def times(a: jax.Array, b: jax.Array) -> jax.Array:
-    """A product of matrices in float32."""
-    # Accelerators would round the factors to fewer bits, and feedback would see it as error.
+    """Multiply matrices in full float32 precision."""
+    # Accelerators round factors to fewer bits by default, and feedback would add that error.
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 class PowerSgdState(NamedTuple):
-    """State: the right factor of each matrix, equal on all workers."""
+    """State of `PowerSgd`: the right factor of each matrix, equal on all workers."""
 
     factors: list[jax.Array]
 
@@ -126,24 +126,24 @@ class PowerSgd(Exchange):
 
         P = orthonormal(mean M_i Q),   Q' = mean M_iᵀ P,   mean ≈ P Q'ᵀ.
 
-    Q is kept from step to step, so that the iteration converges while the gradient moves slowly.
-    Arrays of more axes become matrices with their last axis as columns; vectors, and what a
-    factorization would not make smaller, travel dense in the first all-reduce. Its parts are the
-    leaves, in their shapes. Use it with `ErrorFeedback()`.
+    Q is kept between steps, so the iteration converges while the gradient changes slowly. An array
+    of more axes becomes a matrix with its last axis as columns. Vectors, and arrays that factors
+    would not make smaller, travel dense in the first all-reduce. Its parts are the leaves, in their
+    shapes. Use it with `ErrorFeedback()`.
 
     Args:
       rank: number of columns of P and Q.
 
     Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
-    Wire: 4 (n + m) · rank bytes a matrix, 4n for what stays dense, whatever the number of workers.
+    Wire: 4 (n + m) · rank bytes a matrix, 4n for dense leaves, for any number of workers.
 
-    Claims: all workers get the same bits. What counts as sent is the mean, as in
-      the authors' code, so the residuals of the workers add up to what is missing from it. A matrix
-      of zeros gives zeros, and the factors recover from it.
+    Claims: all workers get the same bits. The error is x minus the mean, as in the authors' code,
+      so the residuals of the workers sum to the part missing from the mean. A matrix of zeros gives
+      zeros, and the factors recover from it.
 
     Differs from the paper: P is made orthonormal by Householder reflections in place of
-      Gram-Schmidt, which divides by zero where a column vanishes.
+      Gram-Schmidt, which divides by zero if a column vanishes.
 
     Raises:
       ValueError: if `rank` is not positive.
@@ -193,12 +193,12 @@ _T = TypeVar("_T")
 
 
 class AcpSgdState(NamedTuple):
-    """State: both factors of each matrix, equal on all workers.
+    """State of `AcpSgd`: both factors of each matrix, equal on all workers.
 
     Attributes:
-      turn: which of them travel in the next step, int32: 0 for the first, 1 for the second.
-      first: the left factors, but the right ones of matrices that are flipped.
-      second: the others.
+      turn: factors that travel in the next step, int32: 0 for the first, 1 for the second.
+      first: the left factors, or the right factors of flipped matrices.
+      second: the other factors.
     """
 
     turn: jax.Array
@@ -208,41 +208,41 @@ class AcpSgdState(NamedTuple):
 
 @value
 class AcpSgd(Exchange):
-    """Exchange: the mean of each matrix as P Qᵀ, with one small all-reduce of P and Q in turns.
+    """Exchange: the mean of each matrix as P Qᵀ, with one small all-reduce, of P and Q in turns.
 
     For the matrices M_i of the workers, n × m, and the factors of the step before:
 
         odd steps:   Q = orthonormal(Q),   P_i = M_i Q,    sent_i = P_i Qᵀ,   P = mean P_i,
         even steps:  P = orthonormal(P),   Q_i = M_iᵀ P,   sent_i = P Q_iᵀ,   Q = mean Q_i,
 
-    and the mean is P Qᵀ in both. That is `PowerSgd` with half of its iteration in each step, at
-    about half of its bytes, and one collective to wait for in place of two.
+    and the mean is P Qᵀ in both. Each step is half of an iteration of `PowerSgd`, with about half
+    of its bytes and one collective in place of two.
 
-    Some matrices are flipped: they send Q in odd steps. They are gone through from the most oblong
-    to the most square, and each sends its longer side in the steps that have less so far. So all
-    steps have about as many values, and the buffer has room for the most, in every step.
+    Some matrices are flipped: they send Q in odd steps. Matrices are assigned from the most oblong
+    to the most square, and each sends its longer side in the steps with less traffic so far. So all
+    steps send a similar number of values. The buffer has room for the larger number.
 
-    Which step is odd is counted by the state, not by the number of the step: a step that left no
-    trace is no turn, or the same factor would travel again and the other stay what it was.
+    The state counts odd and even steps, because a bad step does not count. By the step number, the
+    same factor would then travel twice.
 
-    Arrays of more axes become matrices with their last axis as columns; vectors, and what a
-    factorization would not make smaller, travel dense in the same all-reduce. Its parts are the
-    leaves, in their shapes. Use it with `ErrorFeedback()`.
+    An array of more axes becomes a matrix with its last axis as columns. Vectors, and arrays that
+    factors would not make smaller, travel dense in the same all-reduce. Its parts are the leaves,
+    in their shapes. Use it with `ErrorFeedback()`.
 
     Args:
       rank: number of columns of P and Q.
 
     Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
-    Wire: 4 · rank · max(Σ of what travels in odd steps, in even ones) bytes, n or m a matrix, and
-      4n for what stays dense, whatever the number of workers.
+    Wire: 4 · rank · max(Σ over matrices in odd steps, in even steps) bytes, n or m a matrix, and 4n
+      for dense leaves, for any number of workers.
 
-    Claims: all workers get the same bits. What counts as sent is the worker's own
-      product, and the mean is that of what all sent. So what differs between the workers leaves
-      their residuals too, which stay as long as they are where those of `PowerSgd` grow. A matrix
-      of zeros gives zeros, and the factors recover from it.
+    Claims: all workers get the same bits. A worker counts its own product as sent, and the mean is
+      the mean of these products. So differences between workers leave the residuals too, which stay
+      bounded where those of `PowerSgd` grow. A matrix of zeros gives zeros, and the factors recover
+      from it.
 
-    Differs from the paper: matrices are flipped to balance the two kinds of steps; orthonormal by
+    Differs from the paper: matrices are flipped to balance odd and even steps; orthonormal by
       Householder reflections.
 
     Raises:
@@ -293,13 +293,12 @@ class AcpSgd(Exchange):
             return _in_room(_products([m.T for m in turned], bases), room), bases, before.second
 
         is_first = before.turn == 0
-        # Only what the worker has of its own is computed under the condition: the sum outside of
-        # it always runs, so that a scheduler may put other work beside it.
+        # The collective stays outside the condition, so that a scheduler can overlap it.
         own, first, second = lax.cond(is_first, send_first, send_second)
         (averaged, *exact), stats = comm.mean([own, *dense])
 
         def factors(vector: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
-            """Both factors of each matrix, where the vector holds those that travelled."""
+            """Return both factors of each matrix; `vector` holds those that travelled."""
             return (
                 optax.tree.where(is_first, _out_of(vector, first), first),
                 optax.tree.where(is_first, second, _out_of(vector, second)),
@@ -328,9 +327,9 @@ class AcpSgd(Exchange):
 
 
 def _flips(shapes: Sequence[tuple[int, int]]) -> list[bool]:
-    """Which matrices send their right factor first, so that all steps send about as much."""
+    """Choose matrices that send their right factor first, so that all steps send about as much."""
     flips = [False] * len(shapes)
-    ahead = 0  # by how many rows odd steps send more than even ones
+    ahead = 0  # rows that odd steps send more than even steps
     for i in sorted(range(len(shapes)), key=lambda i: -abs(shapes[i][0] - shapes[i][1])):
         more = shapes[i][0] - shapes[i][1]
         flips[i] = ahead * more > 0
@@ -339,7 +338,7 @@ def _flips(shapes: Sequence[tuple[int, int]]) -> list[bool]:
 
 
 def _flipped(flips: Sequence[bool], a: Sequence[_T], b: Sequence[_T]) -> tuple[list[_T], list[_T]]:
-    """Left and right factors as first and second ones, or back."""
+    """Swap the two factors of flipped matrices."""
     pairs = [(y, x) if flip else (x, y) for flip, x, y in zip(flips, a, b, strict=True)]
     return [x for x, _ in pairs], [y for _, y in pairs]
 

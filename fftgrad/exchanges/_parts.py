@@ -1,4 +1,4 @@
-"""The parts that travel together, and their codecs as one.
+"""Parts that travel together, and one codec for all of them.
 
 An exchange sees a tuple of vectors and one codec of all of them: `Parts`.
 """
@@ -25,7 +25,7 @@ from fftgrad._contracts import (
     Selector,
     Step,
 )
-from fftgrad._values import check_count, check_kind, value
+from fftgrad._values import check, check_count, check_kind, value
 from fftgrad.codecs import _chain, _sum
 from fftgrad.codecs._transforms import Identity
 from fftgrad.exchanges._bucketing import Part
@@ -33,9 +33,9 @@ from fftgrad.ops import _count, _platform, _random, _shapes
 from fftgrad.ops._shapes import spec
 
 Codecs: TypeAlias = Codec | Callable[[str, Like], Codec]
-"""One codec for all parts, or a rule: a function from the name and the shape of a part to its own.
+"""One codec for all parts, or a rule: a function from the name and shape of a part to its codec.
 
-The parts of a rule are the leaves, unless it has another `scope`.
+The parts of a rule are the leaves, unless the rule has another `scope`.
 """
 
 _DENSE, _OTHERS = "dense leaves", "other leaves"
@@ -43,7 +43,7 @@ _DENSE, _OTHERS = "dense leaves", "other leaves"
 
 @value
 class _PartOf:
-    """The name of the part of a leaf, as a value: equal rules have equal parts."""
+    """Function from a leaf to the name of its part. Equal rules have equal scopes."""
 
     max_ndim: int
     max_size: int | None
@@ -57,19 +57,19 @@ class _PartOf:
 class SmallDense:
     """Function: small leaves travel dense, and all others through one codec.
 
-    The dense leaves form one part and the others another, so that a selector chooses over all of
-    them. Both travel in the same collective.
+    The dense leaves form one part and the others another, so a selector chooses among all of
+    those. Both parts travel in the same collective.
 
         rule = fg.SmallDense(fg.chain(fg.TopK(0.01), fg.LogQuantizer(8)))
         fg.compressed_pmean(fg.AllGather(rule), axis_name="data")
 
     Args:
-      codec: of the leaves that are not small.
+      codec: codec of the leaves that are not small.
       max_ndim: most axes of a small leaf: 1 for biases and scales.
       max_size: most values of a small leaf.
 
     Raises:
-      TypeError: if `codec` is none.
+      TypeError: if `codec` is no codec.
       ValueError: while tracing, if the parts are not those of its own `scope`.
 
     Example:
@@ -91,16 +91,14 @@ class SmallDense:
 
     @property
     def scope(self) -> Scope:
-        """The two parts that it is made for."""
+        """Rule for its two parts."""
         return _PartOf(self.max_ndim, self.max_size)
 
     def __call__(self, name: str, like: Like) -> Codec:
-        """The codec of one of its parts."""
-        if name not in (_DENSE, _OTHERS):
-            raise ValueError(
-                f"SmallDense(name): must be a part of its own scope, got {name!r}, because another "
-                "scope mixes small leaves with others; leave the bucketing's scope out."
-            )
+        """Return the codec of one of the two parts."""
+        rule = f"be {_DENSE!r} or {_OTHERS!r}"
+        remedy = "leave the bucketing's scope out."
+        check(name in (_DENSE, _OTHERS), "SmallDense(name)", rule, repr(name), remedy)
         return Identity() if name == _DENSE else self.codec
 
 
@@ -121,7 +119,7 @@ Payloads = tuple[Payload, ...]
 
 
 class CompressedParts(NamedTuple):
-    """What `Parts.compress` returns: as `Compressed`, for all parts."""
+    """Result of `Parts.compress`: a `Compressed` for all parts."""
 
     payloads: Payloads
     overflow: jax.Array | int
@@ -130,10 +128,10 @@ class CompressedParts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The codec of vectors that travel together: each goes through its own.
+    """Codec of vectors that travel together, each with its own codec.
 
-    It has the verbs of a codec. Vectors, payloads and states are tuples; the first part has the
-    randomness of the step, every other its own.
+    The methods are those of a codec, on tuples of vectors, payloads and states. The first part uses
+    the keys of the step, every other part its own.
     """
 
     codecs: tuple[Codec, ...]
@@ -158,9 +156,8 @@ class Parts:
         return tuple(self._each(one, step, (likes,), payloads))
 
     def error(self, vectors: Vectors, payloads: Payloads, likes: Likes, step: Step) -> Vectors:
-        """What `vectors` have beside what one worker's payloads stand for."""
-        # To subtract what is not sparse may be one operation with how it was found, and round
-        # otherwise.
+        """Subtract the decoded payloads of one worker from `vectors`."""
+        # XLA may fuse a dense decode with the subtraction and round differently. So decode alone.
         pairs = dict.fromkeys(self._with(tuple(map(spec, vectors))))
         if not all(_sum.is_sparse(codec, like, step) for codec, like in pairs):
             sent = self.decompress(payloads, likes, step)
@@ -181,10 +178,10 @@ class Parts:
         shares: jax.Array | None = None,
         shards: bool = False,
     ) -> Vectors:
-        """`start` + the means of what many workers' payloads, stacked, stand for.
+        """Return `start` + the means of the decoded payloads of many workers, stacked.
 
-        Each has its share of the mean, float32[w]; the same for all if left out. Summed after the
-        codecs' summable prefix, so that w payloads cost one inverse transform. Payloads of
+        `shares` are the workers' shares of the mean, float32[w]; equal if left out. The sum comes
+        after the codecs' summable prefix, so w payloads need one inverse transform. Payloads of
         `shards` are small.
         """
         leaves = jax.tree.leaves(payloads)
@@ -192,7 +189,7 @@ class Parts:
         linear, rest = self.split_for_sum(likes)
         coefficients = tuple(payload.main for payload in linear.payload_spec(likes))
         starts = tuple(jnp.broadcast_to(start.astype(c.dtype), c.shape) for c in coefficients)
-        # The summable prefix sends nothing beside its main part, so the leaves are the same.
+        # The summable prefix has no side parts, so the leaves are the same.
         inner = jax.tree.unflatten(jax.tree.structure(rest.payload_spec(coefficients)), leaves)
         scale = 1.0 / workers if shares is None else shares
         totals = rest.add_each(starts, inner, scale, step, shards)
@@ -206,7 +203,7 @@ class Parts:
         step: Step,
         shards: bool = False,
     ) -> Vectors:
-        """`totals` + scale · what each of many workers' payloads, stacked, stands for, in order."""
+        """Return `totals` + Σ scale · decoded payload, over many workers, in order."""
 
         def one(codec: Codec, row: Any) -> jax.Array:
             number, total, stacked = row
@@ -217,7 +214,7 @@ class Parts:
         return tuple(self._each(one, step, (), totals, payloads))
 
     def undo_linear(self, totals: Vectors, likes: Likes, step: Step) -> Vectors:
-        """What the sums of the main parts of linear codecs stand for."""
+        """Decode sums of the main parts of linear codecs."""
 
         def one(codec: Codec, like: Like, row: Any) -> jax.Array:
             number, total = row
@@ -226,11 +223,11 @@ class Parts:
         return tuple(self._each(one, step, (likes,), totals))
 
     def split_for_sum(self, likes: Likes) -> tuple["Parts", "Parts"]:
-        """What is undone once for the sum of many payloads, and what for each of them."""
+        """Split into stages undone once for a sum, and stages undone for each payload."""
         return _unzip(_chain.split_for_sum(codec, like) for codec, like in self._with(likes))
 
     def split_linear(self, likes: Likes) -> tuple["Parts", "Parts"]:
-        """The longest prefixes whose payloads can be summed, and the rest."""
+        """Split into the longest summable prefixes and the rest."""
         return _unzip(_chain.split_linear(codec, like) for codec, like in self._with(likes))
 
     def shard(self, parts: int) -> "Parts":
@@ -249,10 +246,10 @@ class Parts:
         statics: tuple[Likes, ...],
         *arrays: Sequence[PyTree],
     ) -> list[Any]:
-        """`verb(codec, *static, (number, *array))` of each part."""
+        """Call `verb(codec, *static, (number, *array))` for each part."""
         numbers = np.arange(len(self.codecs), dtype=np.int32)
         rows = list(zip(numbers, *arrays, strict=True))
-        # What decodes together need not have been encoded together, and has to draw the same.
+        # Parts encoded alone may be decoded together, so both must draw the same numbers.
         together = _random.is_same_under_vmap(step.shared)
         return each(verb, self._with(*statics), rows, together=together)
 
@@ -261,8 +258,8 @@ class Parts:
 
 
 def own_step(step: Step, number: jax.Array | np.generic) -> Step:
-    """The step of a part: the first one has the randomness of the step, every other its own."""
-    if isinstance(number, np.generic):  # a part that is like no other
+    """Return the step of a part: the first has the keys of the step, every other its own."""
+    if isinstance(number, np.generic):  # a part that runs alone
         return step.fold(int(number)) if number else step
     return jax.tree.map(functools.partial(jnp.where, number == 0), step, step.fold(number))
 
@@ -273,7 +270,7 @@ def _unzip(pairs: Any) -> tuple[Parts, Parts]:
 
 
 def codec_of(codec: Codecs, x: PyTree) -> Parts:
-    """The codec of the parts of `x`."""
+    """Return the codec of the parts of `x`."""
     if isinstance(codec, Codec):
         return Parts(tuple(codec for _ in parts_of(x)))
     own = [(part.name, codec(part.name, part.value)) for part in parts_of(x)]
@@ -283,51 +280,51 @@ def codec_of(codec: Codecs, x: PyTree) -> Parts:
 
 
 def parts_of(x: PyTree) -> list[Part]:
-    """The parts; an array on its own is one without a name."""
+    """Return the parts; a bare array is a part without a name."""
     nodes = jax.tree.leaves(x, is_leaf=lambda node: isinstance(node, Part))
     return [node if isinstance(node, Part) else Part("", node) for node in nodes]
 
 
 def scope_of(codec: Codecs) -> Scope:
-    """The parts that a codec or a rule is made for."""
+    """Return the scope that a codec or a rule needs."""
     if isinstance(codec, Codec):
         return "model"
     return getattr(codec, "scope", "leaf")
 
 
 def check_codec(owner: str, codec: object) -> None:
-    """Refuses what is neither a codec nor a rule."""
+    """Require a codec or a rule."""
     if isinstance(codec, Codec | type) or not callable(codec):
-        remedy = "pass a value such as TopK(fraction=0.01), or a rule from a part to its codec."
+        remedy = "pass one such as TopK(fraction=0.01), or a rule from a part to its codec."
         if isinstance(codec, Exchange):
-            remedy = "it is an exchange already; pass its codec, or use it in place of this one."
+            remedy = "it is an exchange already; pass its codec."
         check_kind(f"{owner}(codec)", codec, Codec, remedy)
 
 
 def values_at(selector: Selector, x: jax.Array, side: PyTree, step: Step) -> jax.Array:
-    """The values of another vector at the positions of a payload; zero for nowhere."""
+    """Return the values of another vector at the positions of a payload; 0 for unused slots."""
     return jnp.take(x, selector.positions(side, x.size, step), mode="fill", fill_value=0)
 
 
 def vectors(x: PyTree) -> Vectors:
-    """Each part, flat."""
+    """Flatten each part."""
     return tuple(jnp.ravel(part) for part in jax.tree.leaves(x))
 
 
 def vector_likes(like: PyTree) -> Likes:
-    """The shape and dtype of each part, flat."""
+    """Return the shape and dtype of each flat part."""
     return tuple(spec(jax.eval_shape(jnp.ravel, part)) for part in jax.tree.leaves(like))
 
 
 def rebuild(flat: Sequence[jax.Array], like: PyTree) -> PyTree:
-    """The parts in their shapes, from flat ones."""
+    """Reshape flat parts to the shapes of `like`."""
     leaves, structure = jax.tree.flatten(like)
     shaped = [a.reshape(leaf.shape) for a, leaf in zip(flat, leaves, strict=True)]
     return jax.tree.unflatten(structure, shaped)
 
 
 SMALL = 1 << 15
-"""Up to how many values at a time parts go side by side on a CPU, too."""
+"""Largest part, in values, that a CPU also runs side by side with others."""
 
 
 def each(
@@ -337,13 +334,13 @@ def each(
     *,
     together: bool = True,
 ) -> list[Any]:
-    """`verb(*static, row)` of each part, where parts with equal statics and shapes become one call.
+    """Call `verb(*static, row)` for each part; parts with equal statics and shapes share a call.
 
     Args:
-      verb: a pure function, of what is static and a pytree of arrays.
-      statics: what each part has that is no array: its codec, the shape to decode to.
-      rows: the arrays of each part.
-      together: whether parts may share a call.
+      verb: pure function of static values and a pytree of arrays.
+      statics: static values of each part: its codec, the shape to decode to.
+      rows: arrays of each part.
+      together: True if parts may share a call.
     """
     out: list[Any] = [None] * len(rows)
     groups = _groups(statics, rows) if together else [[i] for i in range(len(rows))]
@@ -375,5 +372,5 @@ def _run_stacked(run: Callable[[PyTree], PyTree], stacked: PyTree) -> PyTree:
     side_by_side = jax.vmap(run)
     if max((leaf[0].size for leaf in jax.tree.leaves(stacked)), default=0) <= SMALL:
         return side_by_side(stacked)
-    # Side by side both sides of a branch are taken, which on a CPU costs more passes.
+    # Under vmap both sides of a branch run, which takes more passes on a CPU.
     return _platform.dependent(stacked, cpu=functools.partial(lax.map, run), default=side_by_side)

@@ -1,4 +1,4 @@
-"""A sum of small integers, several to a word."""
+"""A sum of small integers, several of them packed into a word."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fftgrad import _axes
 from fftgrad._contracts import Averaged, Comm, Exchange, PyTree, State
-from fftgrad._values import check_count, value
+from fftgrad._values import check, check_count, value
 from fftgrad.codecs import _quantizers
 from fftgrad.exchanges import _parts
 from fftgrad.ops import _codes
@@ -15,21 +15,20 @@ from fftgrad.ops import _codes
 
 @value
 class QuantizedAllReduce(Exchange):
-    """Exchange: all workers round to the levels of one shared scale, and sum the integers packed.
+    """Exchange: all workers round to the levels of one shared scale, and sum the packed integers.
 
-    With s the largest magnitude over all workers, after clipping, each value becomes an integer in
-    -L ... L by chance, right on average. The sum of w of them has 2Lw + 1 values, so as many
-    digits of base 2Lw + 1 as fit share a word, and one all-reduce of words adds them all: no digit
-    reaches its base, so none carries.
+    With s the largest magnitude over all workers, after clipping, each value is rounded
+    stochastically to an integer in -L ... L. The sum over w workers has 2Lw + 1 possible values. A
+    word holds as many digits of base 2Lw + 1 as fit, and one all-reduce of words adds them all. No
+    digit reaches the base, so none carries.
 
-    Where levels are few, what rounding by chance adds is as long as the vector or longer, and error
-    feedback piles that up without end: use it without memory, or with L = 7 and more.
+    With few levels, the rounding noise is as long as the vector or longer, and error feedback
+    accumulates it without bound. So use no memory, or L >= 7.
 
     Args:
-      workers: w, the number of workers: the base follows from it.
+      workers: w, the number of workers, which sets the base.
       levels: L; 1 is TernGrad.
-      clip: in units of the root mean square of the worker's part; None leaves the values as they
-        are.
+      clip: in units of the root mean square of the worker's part; None does not clip.
 
     Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
@@ -37,11 +36,11 @@ class QuantizedAllReduce(Exchange):
       scale, in two all-reduces. For L = 1: 3.2 bits a value with 4 workers, 4.6 with 8, 5.3 with
       16, 8 with 64.
 
-    Claims: unbiased if it does not clip; all workers get the same bits. If anything is not finite
-      anywhere the mean is NaN throughout its part.
+    Claims: unbiased if it does not clip; all workers get the same bits. If any value of a part is
+      not finite the mean of this part is NaN throughout.
 
-    Differs from the paper: in its code, clipping sets the scale to clip · σ even where no value is
-      as large; the paper leaves open how the sum travels.
+    Differs from the paper: in its code, clipping sets the scale to clip · σ even if no value is as
+      large. The paper does not say how the sum travels.
 
     Raises:
       ValueError: if an argument is out of range; while tracing, if the axis has not `workers`
@@ -67,11 +66,9 @@ class QuantizedAllReduce(Exchange):
         _quantizers.check_clip("QuantizedAllReduce", self.clip)
         check_count("QuantizedAllReduce(workers)", self.workers, "use that of the axis.")
         check_count("QuantizedAllReduce(levels)", self.levels, "use levels=1.")
-        if base(self.levels, self.workers) > 1 << 16:
-            raise ValueError(
-                "QuantizedAllReduce(workers, levels): must have 2 · levels · workers below 65536, "
-                f"got {self.workers} and {self.levels}; use levels=1."
-            )
+        total, argument = 2 * self.levels * self.workers, "QuantizedAllReduce(workers, levels)"
+        rule = "have 2 · levels · workers below 65536"
+        check(total < 1 << 16, argument, rule, f"{total}", "use levels=1.")
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         _axes.check_workers("QuantizedAllReduce", self.workers, comm.axis_name)
@@ -79,7 +76,7 @@ class QuantizedAllReduce(Exchange):
         steps = [step.fold(i) if i else step for i in range(len(jax.tree.leaves(x)))]
         clipped = [_quantizers.clipped(vector, self.clip) for vector in _parts.vectors(x)]
         tops = jnp.stack([top for _, top in clipped])
-        # As infinities, because not every maximum sees a NaN.
+        # Send NaN as infinity, because XLA may drop a NaN from a maximum.
         shared = comm.max(jnp.where(jnp.isfinite(tops), tops, jnp.inf))
         scales = jnp.where(jnp.isfinite(shared), shared, jnp.nan)
 
@@ -105,25 +102,25 @@ class QuantizedAllReduce(Exchange):
 
 
 def base(levels: int, workers: int) -> int:
-    """How many values the sum of so many integers in -levels ... levels has."""
+    """Return the number of possible sums over workers of integers in -levels ... levels."""
     return 2 * levels * workers + 1
 
 
 def words(sizes: Sequence[int], levels: int, workers: int) -> int:
-    """How many words vectors of these sizes fill."""
+    """Return the number of words of vectors of these sizes."""
     return sum(_codes.words_for_digits(size, base(levels, workers)) for size in sizes)
 
 
 def add(
     vectors: Sequence[jax.Array], levels: int, comm: Comm, flags: Sequence[jax.Array] = ()
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """The sums over the workers of vectors of integers, and how many workers say yes to each flag.
+    """Sum vectors of integers over the workers, and count the workers that set each flag.
 
     Args:
       vectors: float32[n] of integers in -levels ... levels.
       levels: the largest magnitude.
-      comm: of the workers.
-      flags: bool[], each a word behind those of the vectors.
+      comm: comm of the workers.
+      flags: bool[]; each takes a word behind those of the vectors.
 
     Returns:
       Integers in float32, in -levels · workers ... levels · workers; uint32[] for each flag.

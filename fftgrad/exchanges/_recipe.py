@@ -1,4 +1,4 @@
-"""What a method is made of."""
+"""Recipes: the parts of a published method."""
 
 import inspect
 
@@ -10,18 +10,18 @@ from fftgrad.memories import NoMemory
 
 @value
 class Recipe:
-    """Value: what a published method is made of; `fg.methods` has one function for each.
+    """Value: the parts of a published method; `fg.methods` has a function for each method.
 
-    `compressed_pmean` makes a transformation of it; `diloco` exchanges by it; `fg.wire_bytes` and
-    `fg.link_bytes` tell its bytes, and nothing is compiled for that.
+    `compressed_pmean` turns a recipe into a transformation, and `diloco` exchanges with it.
+    `fg.wire_bytes` and `fg.link_bytes` return its bytes without compiling anything.
 
     Args:
-      exchange: what travels, and how it is averaged.
-      memory: what becomes of what was not sent.
-      bucketing: which leaves are compressed together.
+      exchange: compression, collective and average.
+      memory: memory of the unsent values.
+      bucketing: rule for leaves that are compressed together.
 
     Raises:
-      TypeError: if one of them is not of its kind.
+      TypeError: if an argument has another type.
 
     Example:
       >>> method = fg.methods.top_k(fraction=0.01)
@@ -46,7 +46,7 @@ def recipe_of(
     memory: Memory | None = None,
     bucketing: Bucketing | None = None,
 ) -> Recipe:
-    """The recipe of a method or an exchange; what is given beside it takes the place of its own."""
+    """Return the recipe of a method or an exchange, with a given memory or bucketing in place."""
     if isinstance(what, Recipe):
         memory = what.memory if memory is None else memory
         bucketing = what.bucketing if bucketing is None else bucketing
@@ -61,22 +61,18 @@ WRAP = "wrap a codec as TwoStage(codec, workers), or as AllGather(codec)."
 
 
 def check_parts(owner: str, exchange: object, memory: object, bucketing: object) -> None:
-    """Refuses what is none of these."""
-    remedy = WRAP
-    if isinstance(exchange, Memory):
-        remedy = f"the exchange comes first: {owner}(exchange, {exchange!r}, ...)."
+    """Require the three types of a recipe's parts."""
+    swapped = f"the exchange comes first: {owner}(exchange, {exchange!r}, ...)."
+    remedy = swapped if isinstance(exchange, Memory) else WRAP
     check_exchange(f"{owner}(exchange)", exchange, remedy)
     check_kind(f"{owner}(memory)", memory, Memory, "use ErrorFeedback().")
     check_kind(f"{owner}(bucketing)", bucketing, Bucketing, "use Bucketing('leaf').")
 
 
 def check_exchange(argument: str, exchange: object, remedy: str = WRAP) -> None:
-    """Refuses what is no exchange, such as a method, which has one."""
+    """Require an exchange, and name the remedy for a method."""
     if inspect.isfunction(exchange):
-        remedy = f"pass what a method returns: call it, as {exchange.__name__}(...)."
+        remedy = f"pass the result of a method: call it, as {exchange.__name__}(...)."
     elif isinstance(exchange, Recipe):
-        remedy = (
-            "it is a method: take its .exchange here, and give compressed_pmean its .memory and "
-            ".bucketing beside it."
-        )
+        remedy = "take its .exchange here, and pass .memory and .bucketing beside it."
     check_kind(argument, exchange, Exchange, remedy)

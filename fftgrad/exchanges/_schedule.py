@@ -1,4 +1,4 @@
-"""An exchange that changes at given steps."""
+"""Exchanges that change during a run: at given steps, or level by level."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import Averaged, Comm, Exchange, PyTree, Scope, State, Stats, Step
-from fftgrad._values import brief, plain, value
+from fftgrad._values import check, check_count, check_type, plain, value
 from fftgrad.exchanges._recipe import check_exchange
 
 
@@ -18,8 +18,8 @@ from fftgrad.exchanges._recipe import check_exchange
 class Scheduled(Exchange):
     """Exchange: another exchange from each given step on.
 
-    All are compiled into one program and `lax.switch` runs one, so nothing is recompiled when the
-    step passes a boundary, and only the bytes of the running exchange move. Dense warm-up is
+    All exchanges are compiled into one program, and `lax.switch` runs one. So a boundary does not
+    recompile anything, and only the bytes of the running exchange move. For a dense warm-up use
     `Scheduled({0: AllReduce(), 500: AllGather(codec)})`.
 
     Args:
@@ -27,13 +27,13 @@ class Scheduled(Exchange):
 
     Shapes: as the exchanges.
 
-    Wire: of the exchange that runs, `.at(step).wire_bytes(x)`; `fg.audit` lists each branch.
+    Wire: of the running exchange, `.at(step).wire_bytes(x)`; `fg.audit` lists each branch.
 
-    Claims: those of the exchange that runs.
+    Claims: those of the running exchange.
 
     Raises:
       ValueError: if no exchange starts at step 0, or a step is negative.
-      TypeError: if a step is not an int or a value not an exchange.
+      TypeError: if a step is no int or a value no exchange.
 
     Example:
       >>> exchange = fg.Scheduled({0: fg.AllReduce(), 500: fg.AllGather(fg.TopK(fraction=0.01))})
@@ -44,31 +44,21 @@ class Scheduled(Exchange):
     schedule: tuple[tuple[int, Exchange], ...]
 
     def __init__(self, schedule: Mapping[int, Exchange]) -> None:
-        if not isinstance(schedule, Mapping):
-            raise TypeError(
-                f"Scheduled(schedule): must map steps to exchanges, got {brief(schedule)}; use "
-                "{0: AllReduce(), 500: exchange}."
-            )
+        argument, remedy = "Scheduled(schedule)", "use {0: AllReduce(), 500: exchange}."
+        is_map = isinstance(schedule, Mapping)
+        check_type(is_map, argument, "map steps to exchanges", schedule, remedy)
         pairs = {plain(step): exchange for step, exchange in schedule.items()}
         for step, exchange in pairs.items():
-            if not isinstance(step, int):
-                raise TypeError(
-                    f"Scheduled(schedule): must map int steps to exchanges, got {step!r}; use "
-                    "{0: AllReduce(), 500: exchange}."
-                )
-            check_exchange(f"Scheduled(schedule[{step}])", exchange)
-        if 0 not in pairs or min(pairs) < 0:
-            raise ValueError(
-                f"Scheduled(schedule): the first step must be 0, got {sorted(pairs)}; add "
-                "0: AllReduce() for a dense start."
-            )
+            check_count("Scheduled(step)", step, remedy, least=0)
+            check_exchange(f"{argument[:-1]}[{step}])", exchange)
+        check(0 in pairs, argument, "have 0 as its first step", sorted(pairs), remedy)
         object.__setattr__(self, "schedule", tuple(sorted(pairs.items(), key=lambda p: p[0])))
 
     def __repr__(self) -> str:
         return f"Scheduled({dict(self.schedule)!r})"
 
     def at(self, step: int) -> Exchange:
-        """The exchange that runs at a step."""
+        """Return the exchange that runs at a step."""
         return [exchange for start, exchange in self.schedule if start <= step][-1]
 
     @property
@@ -77,7 +67,7 @@ class Scheduled(Exchange):
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """All of them, in their order."""
+        """All exchanges in order."""
         return tuple(exchange for _, exchange in self.schedule)
 
     def init(self, like: PyTree) -> State:
@@ -107,13 +97,13 @@ def switch(
     state: State,
     comm: Comm,
 ) -> Averaged:
-    """What exchange `index`, equal on all workers, makes of `x`; the states of all of them."""
+    """Run exchange `index`, equal on all workers, on `x`; return the states of all exchanges."""
     states = [State(*fields) for fields in zip(*state, strict=True)]
 
     def branch(position: int) -> Callable[[PyTree, list[State]], Averaged]:
         def run(x: PyTree, states: list[State]) -> Averaged:
             out = exchanges[position].mean(x, states[position], comm)
-            # Typed alike in all branches, whatever each knows to be equal along other axes.
+            # Equal types in all branches, whatever each knows about the other axes.
             like = jax.tree.leaves(out.mean)[0]
             stats = Stats.of_all([out.stats])
             return out._replace(
@@ -128,49 +118,44 @@ def switch(
 
 
 def join(states: Sequence[State]) -> State:
-    """The states of several exchanges as that of one, field by field."""
+    """Merge the states of several exchanges into one state, field by field."""
     return State(*zip(*states, strict=True))
 
 
 def common_scope(owner: str, exchanges: Sequence[Exchange]) -> Scope | None:
-    """The parts that all exchanges are made for."""
+    """Return the scope that all exchanges share."""
     scopes: list[Scope] = [exchange.scope for exchange in exchanges if exchange.scope is not None]
-    if any(scope != scopes[0] for scope in scopes):
-        raise ValueError(
-            f"{owner}: its exchanges must be made for the same parts, got scopes {scopes}; say "
-            "which in the bucketing, as Bucketing(scope='leaf')."
-        )
+    same = all(scope == scopes[0] for scope in scopes)
+    remedy = "choose one, as Bucketing(scope='leaf')."
+    check(same, f"{owner}(exchanges)", "have one scope", scopes, remedy)
     return scopes[0] if scopes else None
 
 
 def common_bytes(owner: str, exchanges: Sequence[Exchange], like: PyTree) -> int:
-    """The bytes of all exchanges, where they are equal."""
+    """Return the wire bytes of all exchanges, which must be equal."""
     return _common("wire_bytes", owner, [exchange.wire_bytes(like) for exchange in exchanges])
 
 
 def common_link_bytes(
     owner: str, exchanges: Sequence[Exchange], like: PyTree, workers: int
 ) -> float:
-    """The bytes over a link of all exchanges, where they are equal."""
+    """Return the link bytes of all exchanges, which must be equal."""
     sizes = [exchange.link_bytes(like, workers) for exchange in exchanges]
     return _common("link_bytes", owner, sizes)
 
 
 def _common(asked: str, owner: str, sizes: Sequence[_Size]) -> _Size:
-    if len(set(sizes)) > 1:
-        raise ValueError(
-            f"{asked}({owner}): the bytes change by step, got {sorted(set(sizes))}; ask for "
-            "those of exchange.at(step), with the bucketing of the method, if it is of one."
-        )
+    found, remedy = sorted(set(sizes)), "ask for those of exchange.at(step)."
+    check(len(found) == 1, f"{asked}({owner})", "be equal in all steps", found, remedy)
     return sizes[0]
 
 
 class LadderState(NamedTuple):
-    """What `Ladder` shares.
+    """Shared state of `Ladder`.
 
     Attributes:
-      level: which exchange is in use.
-      exchanges: what each shares.
+      level: number of the exchange in use.
+      exchanges: shared state of each exchange.
     """
 
     level: jax.Array
@@ -179,15 +164,15 @@ class LadderState(NamedTuple):
 
 @value
 class Ladder(Exchange):
-    """Exchange: the first of several, until the caller goes to the next, milder one.
+    """Exchange: the first of several, until the caller moves to the next, milder one.
 
-    The exchanges are compiled into one program and `lax.switch` runs one, so nothing is recompiled
-    at the change, and the memory of `compressed_pmean` serves all of them.
-    `fg.methods.recover_by_loss` goes by the loss. To go by anything else, such as the error that
-    `track_error` shows, call `fg.exchanges.next_level`.
+    The exchanges are compiled into one program and `lax.switch` runs one. So a change does not
+    recompile anything, and the memory of `compressed_pmean` serves all of them.
+    `fg.methods.recover_by_loss` moves by the loss. To move by another criterion, such as the error
+    of `track_error`, call `fg.exchanges.next_level`.
 
     Args:
-      exchanges: the one that compresses most first.
+      exchanges: the exchanges, the strongest compression first.
 
     Shapes: as the exchanges.
 
@@ -210,16 +195,15 @@ class Ladder(Exchange):
     exchanges: tuple[Exchange, ...]
 
     def __post_init__(self) -> None:
-        if not self.exchanges or not isinstance(self.exchanges, tuple):
-            raise ValueError(
-                f"Ladder(exchanges): must be a tuple of exchanges, got {self.exchanges!r}; for "
-                "example (AllGather(TopK(fraction=0.01)), AllReduce())."
-            )
+        argument, found = "Ladder(exchanges)", repr(self.exchanges)
+        some = bool(self.exchanges) and isinstance(self.exchanges, tuple)
+        remedy = "use (AllGather(TopK(fraction=0.01)), AllReduce())."
+        check(some, argument, "be a tuple of exchanges", found, remedy)
         for number, exchange in enumerate(self.exchanges):
             check_exchange(f"Ladder(exchanges[{number}])", exchange)
 
     def at(self, level: int) -> Exchange:
-        """The exchange of a level."""
+        """Return the exchange of a level."""
         return self.exchanges[level]
 
     @property
@@ -245,13 +229,13 @@ class Ladder(Exchange):
 
 
 def next_level(state: PyTree, when: jax.Array | bool = True) -> Any:
-    """Function: the state of an optimizer, in which each `Ladder` is at its next level.
+    """Function: move each `Ladder` in the state of an optimizer to its next level.
 
-    A ladder at its last level stays there. It may be called inside of the step or between steps.
+    A ladder at its last level stays there. Call it inside the step or between steps.
 
     Args:
-      state: of `compressed_pmean`, or of an optimizer with one in it.
-      when: whether to go to the next level, equal on all workers.
+      state: of `compressed_pmean`, or of an optimizer that contains it.
+      when: True to move, equal on all workers.
 
     Returns:
       The state, of the same structure.

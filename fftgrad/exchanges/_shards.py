@@ -1,9 +1,8 @@
-"""What differs between workers: their own state, and the shards of which each owns one.
+"""State that differs between workers, and shards that each have one owner.
 
-Where w does not divide n, the first shards have one value more than the others, which are padded
-with a copy of their last value. A codec and a memory treat the copy as they treat that value, so it
-changes no scale by more than its weight. A zero would not do: a codec without a code for zero sends
-something for it, step by step, which a memory piles up and a scale then follows.
+If w does not divide n, the first shards have one value more, and the others are padded with a
+copy of their last value. The copy changes a scale only by its weight. A zero would not do: a
+codec without a code for zero sends another value, and the memory would accumulate the difference.
 """
 
 import math
@@ -14,68 +13,67 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import PyTree, State
+from fftgrad._values import check
 from fftgrad.exchanges import _parts
 
 
 class PerWorker(NamedTuple):
-    """State: arrays of which each worker has its own, under a leading axis of workers.
+    """State: arrays that differ between workers, with a leading axis of workers.
 
-    Inside the axis that leading axis has length 1; the global array, sharded over it, has one row
-    a worker. It is thus an ordinary array to save, restore and reshard. Where frameworks make dicts
-    of named tuples, the name of the field is what tells it from a dict of parameters.
+    Inside the axis the leading axis has length 1. The global array is sharded over the axis, with a
+    row per worker, so it is saved, restored and resharded as an ordinary array. The name of the
+    field identifies the state if a framework turns named tuples into dicts.
     """
 
     worker_rows: PyTree
 
 
 class OfShards(NamedTuple):
-    """State: what each worker keeps of its own shard; of no use to another number of workers."""
+    """State of a worker's own shard, which another number of workers cannot use."""
 
     value: PerWorker
 
 
 def is_rows(node: Any) -> bool:
-    """Whether a node is a `PerWorker`, or the dict that a framework has made of one."""
+    """Return True for a `PerWorker`, or a dict that a framework made of one."""
     if isinstance(node, Mapping):
         return tuple(cast("Mapping[Any, Any]", node)) == PerWorker._fields
     return isinstance(node, PerWorker)
 
 
 def add_worker_axis(value: PyTree) -> PerWorker:
-    """One worker's own state as its row of the global one."""
+    """Turn a worker's own state into its row of the global state."""
     return PerWorker(jax.tree.map(lambda a: jnp.asarray(a)[None], value))
 
 
 def add_rows(state: State) -> State:
-    """What an exchange keeps, with one worker's own and its shard as its rows of global arrays."""
+    """Turn the own and shard states of an exchange into rows of global arrays."""
     return State(state.shared, *map(add_worker_axis, (state.own, state.shards)))
 
 
 def drop_rows(state: State) -> State:
-    """The inverse of `add_rows`, inside the axis."""
+    """Invert `add_rows`, inside the axis."""
     return State(state.shared, *map(drop_worker_axis, (state.own, state.shards)))
 
 
 def drop_worker_axis(state: PerWorker) -> PyTree:
-    """The inverse of `add_worker_axis`, inside the axis."""
+    """Invert `add_worker_axis`, inside the axis."""
     for path, leaf in jax.tree.leaves_with_path(state.worker_rows):
-        if leaf.shape[0] != 1:
-            raise ValueError(
-                f"compressed_pmean(state{jax.tree_util.keystr(path)}): inside the axis the leading "
-                f"worker axis must have length 1, got {leaf.shape[0]}; shard the state with "
-                "fg.state_specs(opt_state, axis_name) as its in_specs and out_specs."
-            )
+        argument = f"compressed_pmean(state{jax.tree_util.keystr(path)})"
+        remedy = "use fg.state_specs(opt_state, axis_name) as its in_specs and out_specs."
+        rule, rows = "have one row inside the axis", leaf.shape[0]
+        check(rows == 1, argument, rule, f"{rows} rows", remedy)
     return jax.tree.map(lambda a: a[0], state.worker_rows)
 
 
 class Shards(NamedTuple):
-    """State of a group of workers, of which each keeps a shard of each part.
+    """State of a group of workers, each of which keeps a shard of each part.
 
     Attributes:
-      sizes: how many values each part has, int32[parts], by which what is kept can be joined.
-      number: into how many shards it was cut, int32[].
-      memory: a memory's state of the shard, to be joined and cut again for other workers.
-      learned: what starts anew for another number of workers.
+      sizes: number of values of each part, int32[parts], to join the shards.
+      number: number of shards, int32[].
+      memory: memory state of the shard, to join and cut again for another number of workers.
+      learned: state that restarts for another number of workers.
     """
 
     sizes: jax.Array
@@ -85,31 +83,31 @@ class Shards(NamedTuple):
 
 
 class PerShard(NamedTuple):
-    """A worker's own state of its shards; it starts anew for other shards."""
+    """State of a worker for its shards, which restarts for other shards."""
 
     rows: PyTree
 
 
 def start(like: PyTree, memory: PyTree, learned: PyTree, number: int) -> Shards:
-    """The state before the first step, for parts like these."""
+    """Make the first state for parts like `like`."""
     sizes = [math.prod(part.shape) for part in jax.tree.leaves(like)]
     return Shards(jnp.asarray(sizes, jnp.int32), jnp.int32(number), memory, learned)
 
 
 def to_shards(x: PyTree, workers: int) -> list[jax.Array]:
-    """Each part as float32[workers, size], one row for each worker."""
+    """Cut each part into float32[workers, size], one row per worker."""
     return [_to_rows(part.ravel(), workers) for part in jax.tree.leaves(x)]
 
 
 def from_shards(shards: Sequence[jax.Array], like: PyTree) -> PyTree:
-    """The inverse of `to_shards`."""
+    """Invert `to_shards`."""
     leaves = jax.tree.leaves(like)
     flat = [_from_rows(rows, leaf.size) for rows, leaf in zip(shards, leaves, strict=True)]
     return _parts.rebuild(flat, like)
 
 
 def shard_likes(like: PyTree, workers: int) -> PyTree:
-    """The shape and dtype of one shard of each part, in a tree like theirs."""
+    """Return the shape and dtype of one shard of each part, in a tree like theirs."""
     return jax.tree.map(
         lambda part: jax.ShapeDtypeStruct((-(-math.prod(part.shape) // workers),), jnp.float32),
         like,
@@ -122,7 +120,7 @@ def _to_rows(flat: jax.Array, workers: int) -> jax.Array:
         return flat.reshape(workers, size)
     head = flat[: longer * (size + 1)].reshape(longer, size + 1)
     rest = flat[longer * (size + 1) :].reshape(workers - longer, size)
-    # A shard without a value has none to copy, and is all zero.
+    # An empty shard has no value to copy, so it is padded with zero.
     fill = "edge" if size else "constant"
     return jnp.concatenate([head, jnp.pad(rest, ((0, 0), (0, 1)), mode=fill)])
 

@@ -16,33 +16,33 @@ from fftgrad.ops import _wire
 
 @value
 class TwoStage(Exchange):
-    """Exchange: compressed shards to the worker that owns them, and their compressed mean to all.
+    """Exchange: compressed shards to their owners, and the compressed mean of each shard to all.
 
-    Each part is cut into w shards, one for each worker. Every worker compresses its w shards and
-    sends each to its owner (an all-to-all). The owner averages what came with its own shard, which
-    it has exactly; it compresses this mean and sends it to all (an all-gather). `error` has
-    both losses, so the memory of `compressed_pmean` feeds both back: the owner
-    keeps what the second stage lost of the mean, times w, in place of its own shard's loss.
+    Each part is cut into w shards, one per worker. Every worker compresses its w shards and sends
+    each to its owner (an all-to-all). The owner averages the received shards and its own, exact
+    shard. It compresses this mean and sends it to all (an all-gather). `error` includes both
+    losses, so the memory of `compressed_pmean` feeds both back. In place of its own shard's loss,
+    the owner keeps w times the second stage's loss of the mean.
 
-    The traffic of a link does not grow with the workers, and the second stage compresses a mean
-    with less noise than a gradient. Below some kilobytes a message the links' latency decides, and
-    one all-gather is faster than two collectives.
+    The traffic of a link does not grow with the workers. The second stage compresses a mean, which
+    has less noise than a gradient. For messages below some kilobytes latency dominates, and one
+    all-gather is faster than two collectives.
 
     Args:
       codec: a codec, or a rule from a part's name and the shape of its shard, a vector of n/w
-        values, to one; the parts of `SmallDense` are made of whole leaves all the same. A number of
-        coefficients to keep, such as TopK's k, is that of the whole part, and the shards have equal
-        shares of it. What a codec remembers it remembers for each shard.
-      workers: w, the number of workers: the size of the shards, and of the state, follows from it.
+        values, to one; `SmallDense` still sees whole leaves. A number of coefficients to keep, such
+        as TopK's k, is that of the whole part, and the shards share it equally. Codec states are
+        kept per shard.
+      workers: w, the number of workers, which sets the size of the shards and of the state.
 
     Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: w + 1 buffers, each of 4 bytes and the payload of n/w values: about the payload of n
-      values in each stage, whatever w.
+      values in each stage, for any w.
 
     Claims: with `ErrorFeedback`, Σ mean + mean e = Σ mean gradient, in two stages as in one. All
-      workers get the same bits; if anything is not finite anywhere, the mean is NaN throughout, on
-      all workers.
+      workers get the same bits; if any value is not finite, the mean is NaN throughout, on all
+      workers.
 
     Raises:
       ValueError: while tracing, if the axis has not `workers` workers.
@@ -54,8 +54,8 @@ class TwoStage(Exchange):
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([2., 0.], dtype=float32)
 
-    Differs from the paper: the owner's residual is a part of the worker's own, so it survives
-      another number of workers; and what an owner sends to itself is not compressed.
+    Differs from the paper: the owner's residual is part of the worker's own, so it survives another
+      number of workers. An owner does not compress the shard that it sends to itself.
 
     References:
       Tang et al., ICML 2021, arXiv:2102.02888.
@@ -85,13 +85,13 @@ class TwoStage(Exchange):
 
         rows = tuple(_shards.to_shards(x, self.workers))
         first = to_owners(codec, rows, before, likes, comm)
-        # Its own shard crosses no link, so the owner takes it as it is.
+        # The owner's own shard crosses no link, so it is not compressed.
         means = tuple(
             mean + (row[own] - sent[own]) / self.workers
             for mean, row, sent in zip(first.vectors, rows, first.sent, strict=True)
         )
         second = to_all(codec, means, at_owner, likes, again, first.stats)
-        # A loss of the mean is one of w times as much of this worker's share in it.
+        # A loss of the mean is w times as large in this worker's share of it.
         sent = [
             sent.at[own].set(_within(row[own], sent[own] + self.workers * (every[own] - mean)))
             for sent, row, mean, every in zip(
@@ -118,19 +118,19 @@ class TwoStage(Exchange):
 
 
 def _within(row: jax.Array, sent: jax.Array) -> jax.Array:
-    """What was sent of a row; all of it, where a loss is beyond the range of float32."""
+    """Return the values sent of a row, or the whole row where the loss overflows float32."""
     return jnp.where(jnp.isfinite(row - sent), sent, row)
 
 
 class Half(NamedTuple):
-    """What comes of one half.
+    """Result of one stage.
 
     Attributes:
       vectors: of each part: on the owner of a shard its mean over the workers; or the shards of
         all owners, [w, size].
-      sent: what the others received of this worker's rows; of a shard its row of `vectors` says it.
-      state: the codecs' next state.
-      stats: of the headers.
+      sent: this worker's rows as the others received them; () in the second stage.
+      state: next state of the codecs.
+      stats: from the headers.
     """
 
     vectors: Vectors
@@ -140,7 +140,7 @@ class Half(NamedTuple):
 
 
 def to_owners(codec: Parts, rows: Vectors, state: PyTree, likes: Likes, comm: Comm) -> Half:
-    """Row i of each part [w, size], compressed, to worker i, which averages what comes."""
+    """Send row i of each part [w, size], compressed, to worker i, which averages the rows."""
 
     def one(number: jax.Array, shards: Vectors, state: PyTree) -> tuple[CompressedParts, Vectors]:
         out = codec.compress(shards, state, comm.step.fold_local(number))
@@ -160,9 +160,10 @@ def to_all(
     comm: Comm,
     received: Stats = Stats(),
 ) -> Half:
-    """A shard of each part, compressed, to all; the shards of all owners, NaN unless all is finite.
+    """Send a shard of each part, compressed, to all; return the shards of all owners.
 
-    The headers also say what the owners were sent before.
+    The shards are NaN unless all values are finite. The headers pass on the stats of the first
+    stage.
     """
     step = comm.step
     out = codec.compress(shards, state, step)

@@ -465,15 +465,14 @@ def test_a_fixed_leader_leads_always():
 
 
 @pytest.mark.parametrize(
-    ("leader", "remedy"),
-    [("first", "lead in turn"), (-1, "lead in turn"), (7, "one of 2 workers")],
+    ("leader", "error"), [("first", TypeError), (-1, ValueError), (7, ValueError)]
 )
-def test_the_leader_is_checked(leader, remedy):
+def test_the_leader_is_checked(leader, error):
     def mean(row):
         exchange = fg.LeaderTopK(fg.TopK(k=1), leader)
         return exchange.mean(row, exchange.init(row), fg.exchanges.Comm(AXIS, fg.Step.of(0))).mean
 
-    with pytest.raises(ValueError, match=remedy):
+    with pytest.raises(error, match=r"LeaderTopK\(leader\): must be .*lead in turn"):
         everywhere("vmap", mean, 2)(jnp.ones((2, 3)))
 
 
@@ -490,7 +489,11 @@ def test_exchanges_are_values(exchange):
     [
         (lambda: fg.Scheduled({}), ValueError, "0: AllReduce"),
         (lambda: fg.Scheduled({3: fg.AllReduce()}), ValueError, "0: AllReduce"),
-        (lambda: fg.Scheduled({-1: fg.AllReduce(), 0: fg.AllReduce()}), ValueError, "must be 0"),
+        (
+            lambda: fg.Scheduled({-1: fg.AllReduce(), 0: fg.AllReduce()}),
+            ValueError,
+            "must be at least 0",
+        ),
         (lambda: fg.Scheduled({0: fg.TopK(k=1)}), TypeError, "AllGather"),
         (lambda: fg.wire_bytes(EXCHANGES["warm-up"], jnp.ones(9)), ValueError, "exchange.at"),
     ],

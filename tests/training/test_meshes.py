@@ -186,7 +186,7 @@ def test_wrong_axes_are_answered_with_the_remedy(exchange, axis_name, remedy):
 
 def test_a_hierarchy_refuses_what_pieces_cannot_share():
     exchange = fg.Hierarchical("fast", 4, EXCHANGES["learned codes"])
-    with pytest.raises(ValueError, match="must keep no arrays that all workers share"):
+    with pytest.raises(ValueError, match="must have no shared arrays"):
         exchange.init(LIKE)
 
 
