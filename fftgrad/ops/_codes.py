@@ -1,12 +1,12 @@
-"""Integers of 1 to 32 bits, or digits of any base, end to end in uint32 words.
+"""Integers of 1 to 32 bits, or digits of any base, packed into uint32 words.
 
 Code j occupies bits [j·bits, (j+1)·bits) of the stream, least significant first. With
-g = gcd(bits, 32), the pattern repeats every 32/g codes, which fill bits/g words: packing takes a
-fixed number of elementwise passes with static shifts, unpacking reads two neighboring words a code,
-or where no code lies in two, all codes of a word at once.
+g = gcd(bits, 32), the pattern repeats every 32/g codes, which fill bits/g words. Packing takes a
+fixed number of elementwise passes with static shifts. Unpacking reads two neighboring words per
+code; if no code spans two words, it reads all codes of a word at once.
 
-Of digits a word holds as many as fit: 20 of base 3, 1.6 bits each. Words of digits add digit by
-digit as long as no digit reaches the base: packed small integers can travel through a sum.
+A word holds as many digits as fit: 20 of base 3, 1.6 bits each. Words of digits add digit by
+digit while no digit reaches the base, so packed small integers can travel through a sum.
 """
 
 import functools
@@ -21,12 +21,12 @@ from fftgrad.ops import _platform, _shapes
 
 
 def words_for(count: int, bits: int) -> int:
-    """How many words `count` codes of `bits` bits fill."""
+    """Return the number of words of `count` codes of `bits` bits."""
     return -(-count * bits // 32)
 
 
 def pack(codes: jax.Array, bits: int) -> jax.Array:
-    """Codes uint32[n], each below 2**bits, to words uint32[words_for(n, bits)]."""
+    """Pack codes uint32[n], each below 2**bits, into uint32[words_for(n, bits)]."""
     per_group, words_per_group = _group(bits)
     if words_per_group == 1:
         return pack_whole(codes, bits=bits)[0]
@@ -42,9 +42,9 @@ def pack(codes: jax.Array, bits: int) -> jax.Array:
 
 
 def pack_whole(*codes: jax.Array, bits: int) -> tuple[jax.Array, ...]:
-    """Codes of a width that divides 32, as `pack` does; masks are codes of one bit.
+    """Pack codes of a width that divides 32; masks are codes of one bit.
 
-    Those made of the same data are packed together in one pass over it.
+    Codes computed from the same data are packed in one pass over it.
     """
     per_word = 32 // bits
 
@@ -61,20 +61,20 @@ def _words(bits: int, *rows: jax.Array) -> tuple[jax.Array, ...]:
     def either(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         return tuple(x | y for x, y in zip(a, b, strict=True))
 
-    # One reduction with several results reads its operand once; several reductions may not.
+    # One reduction with several results reads its operand once. Several reductions may not.
     zeros = tuple(np.uint32(0) for _ in rows)
     return tuple(lax.reduce(shifted, zeros, either, (1,)))
 
 
 def unpack(words: jax.Array, bits: int, count: int) -> jax.Array:
-    """Words uint32[words_for(count, bits)] back to codes uint32[count]."""
+    """Unpack uint32[words_for(count, bits)] into codes uint32[count]."""
     per_group, words_per_group = _group(bits)
     if words_per_group == 1:
         codes = words[:, None] >> bits * jnp.arange(per_group, dtype=jnp.uint32)[None]
         return codes.ravel()[:count] & jnp.uint32((1 << bits) - 1)
     group, place = np.uint32(per_group), np.uint32(bits)
     j = lax.iota(jnp.uint32, count)
-    start = lax.rem(j, group) * place  # inside its group, so that no position in bits overflows
+    start = lax.rem(j, group) * place  # within a group, so that no bit position overflows
     word = lax.convert_element_type(
         lax.div(j, group) * np.uint32(words_per_group) + (start >> 5), jnp.int32
     )
@@ -86,20 +86,20 @@ def unpack(words: jax.Array, bits: int, count: int) -> jax.Array:
 
 
 def pack_masks(*masks: jax.Array) -> tuple[jax.Array, ...]:
-    """Masks bool[n] as words uint32[ceil(n / 32)]; position i is bit i % 32 of word i // 32.
+    """Pack masks bool[n] into uint32[ceil(n / 32)]; position i is bit i % 32 of word i // 32.
 
-    Masks of the same data are packed together in one pass over it.
+    Masks computed from the same data are packed in one pass over it.
     """
     return pack_whole(*masks, bits=1)
 
 
 def unpack_mask(words: jax.Array, count: int) -> jax.Array:
-    """The first `count` bits, bool[count]."""
+    """Return the first `count` bits, bool[count]."""
     return unpack(words, 1, count).astype(bool)
 
 
 def period(bits: int) -> int:
-    """After how many codes the pattern repeats: the least that fill whole words."""
+    """Return the least number of codes that fill whole words."""
     return _group(bits)[0]
 
 
@@ -112,7 +112,7 @@ PIECE = 1 << 16
 
 
 def digits_per_word(base: int) -> int:
-    """How many digits a word holds."""
+    """Return the number of digits in a word."""
     count = 1
     while base ** (count + 1) <= 1 << 32:
         count += 1
@@ -120,12 +120,12 @@ def digits_per_word(base: int) -> int:
 
 
 def words_for_digits(count: int, base: int) -> int:
-    """How many words `count` digits fill."""
+    """Return the number of words of `count` digits."""
     return -(-count // digits_per_word(base))
 
 
 def pack_digits(digits: jax.Array, base: int) -> jax.Array:
-    """Digits uint32[n], each below `base`, to words uint32[words_for(n, base)]."""
+    """Pack digits uint32[n], each below `base`, into uint32[words_for_digits(n, base)]."""
     width = digits_per_word(base)
 
     def words(digits: jax.Array) -> tuple[jax.Array]:
@@ -136,7 +136,7 @@ def pack_digits(digits: jax.Array, base: int) -> jax.Array:
 
 
 def unpack_digits(words: jax.Array, base: int, count: int) -> jax.Array:
-    """Words back to digits uint32[count]."""
+    """Unpack words into digits uint32[count]."""
     if digits_per_word(base) == 1:
         return words[:count]
     digits = _platform.dependent(
@@ -148,19 +148,19 @@ def unpack_digits(words: jax.Array, base: int, count: int) -> jax.Array:
 
 
 def _digits_in_pieces(words: jax.Array, base: int) -> jax.Array:
-    # In pieces, which are kept before the unused digits are cut off: found together with that,
-    # a digit would be looked for by its position, and not with its neighbors.
+    # Computing pieces in a loop keeps XLA from fusing the final cut, which would compute each digit
+    # by its position.
     pieces = _shapes.rows(words, max(1, min(PIECE, words.size)))
     digits = lax.map(functools.partial(_digits, base=base), pieces)
     return digits.reshape(-1, digits_per_word(base))[: words.size]
 
 
 def _digits(words: jax.Array, base: int) -> jax.Array:
-    """All digits of words uint32[m], uint32[m, per_word(base)].
+    """Return all digits of words uint32[m], uint32[m, digits_per_word(base)].
 
-    A word is divided once, into halves that a float32 holds exactly, as division of integers is not
-    vectorized. One half more before rounding down is too little to reach the next digit, and more
-    than all rounding errors.
+    Division of integers is not vectorized. So a word is divided once, into halves that float32
+    holds exactly. Adding 0.5 before rounding down outweighs all rounding errors, and is too little
+    to reach the next digit.
     """
     width = digits_per_word(base)
     half = -(-width // 2)

@@ -1,7 +1,6 @@
-"""What a function sends along named axes, read off its trace.
+"""Collectives of a function along named axes, read from its trace.
 
-No device is needed, so the axes may be of any size: a trace knows the collectives of 64 workers as
-well as those of one.
+A trace needs no devices, so the axes may have any size.
 """
 
 import math
@@ -12,10 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from fftgrad._values import check
 from fftgrad.ops import _platform
 
 Axes = Mapping[str, int]
-"""The size of each axis by its name."""
+"""Size of each axis by name."""
 
 RING: dict[str, Callable[[int], float]] = {
     "all-reduce": lambda w: 2 * (w - 1) / w,
@@ -26,7 +26,7 @@ RING: dict[str, Callable[[int], float]] = {
     "collective-permute": lambda w: float(w > 1),
     "collective-broadcast": lambda w: (w - 1) / w,
 }
-"""How often each byte of one worker leaves it, where w workers form a ring."""
+"""Number of times each byte of a worker crosses its link, in a ring of w workers."""
 
 KINDS = {
     "psum": "all-reduce",
@@ -44,13 +44,13 @@ class Collective(NamedTuple):
 
     Attributes:
       kind: "all-gather", "all-reduce", ...
-      dtype: as the compiler names it, which is the width on the wire: "u32", "f32".
-      shape: of what one worker hands over.
-      bytes: of what one worker hands over.
-      branch: the branches of the conditionals around it, outermost first; () if it always runs.
-      repeated: whether it is in a loop; the bytes are those of one turn.
-      workers: how many take part in it, with each other; None if the program does not say: all.
-      axes: the axes along which they are; None where a compiled program no longer knows them.
+      dtype: XLA's name, which gives the width on the wire: "u32", "f32".
+      shape: shape of one worker's array.
+      bytes: bytes of one worker's array.
+      branch: branches of the conditionals around it, outermost first; () if it always runs.
+      repeated: True inside a loop; the bytes are those of one turn.
+      workers: number of participants in a group; None if the program does not say, which means all.
+      axes: axes of the collective; None if a compiled program no longer knows them.
     """
 
     kind: str
@@ -63,25 +63,23 @@ class Collective(NamedTuple):
     axes: tuple[str, ...] | None = None
 
     def link_bytes(self, workers: int) -> float:
-        """Bytes that one worker sends over its link, where the workers form a ring."""
+        """Return the bytes that one worker of a ring sends over its link."""
         return self.bytes * RING[self.kind](workers)
 
 
 def collectives(function: Callable[..., Any], axes: Axes, *likes: Any) -> tuple[Collective, ...]:
-    """Every collective that `function` calls for arguments like `likes`, in its order."""
+    """List every collective that `function` calls for arguments like `likes`, in order."""
     with _platform.one():
         closed = jax.make_jaxpr(function, axis_env=list(axes.items()))(*likes)
     return tuple(_walk(closed.jaxpr, axes, (), False, {}))
 
 
 def link_bytes(function: Callable[..., Any], axes: Axes, *likes: Any) -> float:
-    """Bytes that one worker sends over its link, where those of each axis form a ring."""
+    """Return the bytes that one worker sends over its link, with a ring along each axis."""
     found = collectives(function, axes, *likes)
-    if any(c.branch or c.repeated for c in found):
-        raise ValueError(
-            "link_bytes(...): must be the same in every step, got collectives under a condition or "
-            "in a loop; let the exchange have a link_bytes of its own."
-        )
+    same = not any(c.branch or c.repeated for c in found)
+    rule, remedy = "be equal in all steps", "give the exchange a link_bytes of its own."
+    check(same, "link_bytes(...)", rule, "collectives under a condition or in a loop", remedy)
     return float(sum(c.link_bytes(c.workers or 1) for c in found))
 
 
@@ -92,7 +90,7 @@ def _walk(
     repeated: bool,
     silent: dict[int, core.Jaxpr],
 ) -> Iterator[Collective]:
-    """Those of a program; `silent` has the programs without any, which need no second look."""
+    """Yield the collectives of a program; `silent` collects programs without any, to skip them."""
     if id(jaxpr) in silent:
         return
     quiet = True
@@ -116,11 +114,11 @@ def _walk(
                 quiet = False
                 yield found
     if quiet:
-        silent[id(jaxpr)] = jaxpr  # kept, so that its number stays its own
+        silent[id(jaxpr)] = jaxpr  # the reference keeps its id unique
 
 
 def programs_in(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
-    """The programs inside of an equation."""
+    """Yield the programs inside an equation."""
     for value in eqn.params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
             inner = getattr(item, "jaxpr", item)
@@ -129,14 +127,14 @@ def programs_in(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
 
 
 def axes_of(eqn: core.JaxprEqn, axes: Axes) -> tuple[str, ...]:
-    """The named axes of a collective; those of an array, of `psum` under vmap, are numbers."""
+    """Return the named axes of a collective; `psum` under vmap may have array axes, ints."""
     named = eqn.params["axes" if "axes" in eqn.params else "axis_name"]
     several = named if isinstance(named, tuple) else (named,)
     return tuple(axis for axis in several if axis in axes)
 
 
 def group_size(eqn: core.JaxprEqn, along: tuple[str, ...], axes: Axes) -> int:
-    """How many take part in a collective with each other."""
+    """Return the number of participants in a group of a collective."""
     groups = eqn.params.get("axis_index_groups")
     return len(groups[0]) if groups else math.prod(axes[axis] for axis in along)
 

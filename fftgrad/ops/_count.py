@@ -1,8 +1,8 @@
-"""Counts of values, counters that never become negative, running sums and maxima.
+"""Counts of values, saturating counters, running sums and maxima.
 
-XLA scans a long vector in many dependent passes, or one of quadratic work. On a CPU a loop of a few
-values a turn takes a fifth of the time. On an accelerator rows of 128 take seven elementwise
-passes, which fuse, and leave 1/128 of the values, few enough for quadratic work.
+XLA scans a long vector in many dependent passes, or in a pass of quadratic work. On a CPU a loop
+of a few values per turn takes a fifth of the time. On an accelerator, rows of 128 take seven
+elementwise passes, which fuse. They leave 1/128 of the values, few enough for quadratic work.
 """
 
 import functools
@@ -18,16 +18,16 @@ from fftgrad import _axes
 from fftgrad.ops import _platform, _shapes
 
 LONG_ROW = 1 << 12
-"""What an accelerator counts in one row: few rows are left to add up."""
+"""Row length for counts on an accelerator, which leaves few rows to add."""
 
 MOST = 2**31 - 1
-"""The largest count, which stands for itself and for all that are larger."""
+"""The largest count, at which counters saturate."""
 
 
 def add(a: Any, b: Any) -> Any:
-    """Add two counts of at least 0, int32[...], and stay at `MOST`.
+    """Add two counts of at least 0, int32[...], and saturate at `MOST`.
 
-    The Python number 0 adds nothing: a codec that never counts anything keeps it.
+    The Python number 0 marks a codec that never counts, and stays an int.
     """
     if isinstance(a, int) and isinstance(b, int):
         return min(a + b, MOST)
@@ -37,32 +37,32 @@ def add(a: Any, b: Any) -> Any:
 
 
 def total(counts: jax.Array) -> jax.Array:
-    """Sum the counts of an array, int32[...], and stay at `MOST`."""
+    """Sum the counts of an array, int32[...], and saturate at `MOST`."""
     return lax.reduce(counts, np.int32(0), add, tuple(range(counts.ndim)))
 
 
 def rounded(count: jax.Array) -> jax.Array:
-    """The nearest whole number to a count in float32, int32[], and `MOST` at most."""
+    """Round a count in float32 to int32[], at most `MOST`."""
     return jnp.where(count < 2.0**31, jnp.round(count).astype(jnp.int32), MOST)
 
 
 def next_step(number: jax.Array, period: int = 1) -> jax.Array:
-    """Number of the step after step `number`, int32[]; about 2^30 comes after `MOST`.
+    """Return the number of the step after step `number`, int32[]; `MOST` is followed by about 2^30.
 
-    The number is never small or negative again, so no schedule starts again. It still changes in
-    every step, so random draws differ, and its place in a period of steps is kept.
+    The number never becomes small again, so no schedule restarts. It changes in every step, so
+    random draws differ, and it keeps its phase in a period of steps.
     """
     back = max((1 << 30) // period, 1) * period
     return jnp.where(number == MOST, MOST + 1 - back, number + 1)
 
 
 def counts(masks: Sequence[jax.Array]) -> list[jax.Array]:
-    """How many values of each mask bool[rows, columns] hold, int32[] each.
+    """Count the true values of each mask bool[rows, columns], int32[] each.
 
-    Masks of the same data are counted together: a value is read once for all of them.
+    Masks computed from the same data are counted in one pass over it.
     """
-    # XLA for TPUs makes one pass of sums that are written one by one, and of one reduction with
-    # many results many; for CPUs and GPUs it is the other way round.
+    # XLA for TPUs makes one pass of separate sums, and many of one reduction with many results. On
+    # CPUs and GPUs it is the reverse.
     return _platform.dependent(list(masks), tpu=_one_by_one, default=_together)
 
 
@@ -71,12 +71,12 @@ def _one_by_one(masks: list[jax.Array]) -> list[jax.Array]:
 
 
 def _together(masks: list[jax.Array]) -> list[jax.Array]:
-    # Rows first: XLA runs a reduction to a few scalars on one thread of a CPU.
+    # Rows first, because XLA on a CPU reduces to few scalars on one thread.
     return _sums(_sums([mask.astype(jnp.int32) for mask in masks]))
 
 
 def _sums(columns: list[jax.Array]) -> list[jax.Array]:
-    """The sum of each along its last axis."""
+    """Sum each array along its last axis."""
     zeros = (np.int32(0),) * len(columns)
     return list(lax.reduce(tuple(columns), zeros, _add, (columns[0].ndim - 1,)))
 
@@ -89,18 +89,18 @@ ROW = 128
 QUADRATIC = 1 << 13
 
 UNROLLED = 4
-"""Values a turn: from 16 on XLA for CPUs runs the turns one by one, a hundred times slower."""
+"""Values per turn. From 16 on XLA for CPUs runs turns one by one, 100 times slower."""
 
 
 def cumsum(x: jax.Array) -> jax.Array:
-    """Inclusive running sums of int32[n]."""
+    """Return the inclusive running sums of int32[n]."""
     return _platform.dependent(
         x, cpu=functools.partial(_in_order, lax.add), default=_cumsum_at_once
     )
 
 
 def _cumsum_at_once(x: jax.Array) -> jax.Array:
-    # Not the last column of the scanned rows: a sum is one kernel, and they are one with the end.
+    # A separate sum is one kernel; the last column of the scanned rows would delay it.
     totals = jnp.sum(_shapes.rows(x, ROW), axis=1, dtype=jnp.int32)
     few = totals.size <= QUADRATIC
     before = _sums_before(totals) if few else lax.cumsum(totals) - totals
@@ -113,7 +113,7 @@ def _sums_before(x: jax.Array) -> jax.Array:
 
 
 def cummax(x: jax.Array) -> jax.Array:
-    """Running maxima of int32[n], none of them negative."""
+    """Return the running maxima of int32[n], all values at least 0."""
     return _platform.dependent(
         x, cpu=functools.partial(_in_order, lax.max), default=_cummax_at_once
     )
@@ -134,7 +134,7 @@ def _in_order(combine: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array
 
 
 def _scan_rows(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
-    """Running results inside each row; zero is neutral."""
+    """Return running results within each row; zero is neutral."""
     rows, step = _shapes.rows(x, ROW), 1
     while step < ROW:
         moved = lax.pad(rows, rows.dtype.type(0), ((0, 0, 0), (step, -step, 0)))

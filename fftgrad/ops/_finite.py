@@ -1,7 +1,7 @@
-"""Whether values are finite, and sums and norms that neither hide that nor overflow.
+"""Finiteness of values, and sums and norms that neither hide NaN nor overflow.
 
-A maximum is no evidence. XLA for CPUs may drop a NaN from a vectorized `max` or `min`, so a check
-that leans on them passes in small tests and fails at real sizes. A sum propagates NaN everywhere.
+A maximum does not prove finiteness: XLA for CPUs may drop a NaN from a vectorized `max` or `min`,
+in large arrays only. A sum always propagates NaN.
 """
 
 from typing import Any
@@ -14,8 +14,8 @@ from fftgrad.ops._shapes import PyTree
 
 
 def all_finite(tree: object) -> jax.Array:
-    """Whether every value of every array is finite, bool[]."""
-    # Arrays that are alike share a flag: each reader of the answer finds it again from all flags.
+    """Return True if every value of every array is finite, bool[]."""
+    # Equal shapes share a flag, because XLA recomputes the answer from all flags per reader.
     alike: dict[Any, list[jax.Array]] = {}
     for leaf in jax.tree.leaves(tree):
         alike.setdefault(jax.typeof(leaf), []).append(leaf)
@@ -29,12 +29,12 @@ def all_finite(tree: object) -> jax.Array:
 def poison(x: jax.Array, axis: int | None = None) -> jax.Array:
     """Function: 0.0 if all values of `x` are finite, else NaN; of each row if `axis` is given.
 
-    For codecs of one's own. Added to a scale, or to what is sent, it makes a NaN or an infinity
-    visible that the codec would hide, because it does not send that value, or clips it.
+    Use it in a custom codec. Add it to a scale, or to the payload, to show a NaN or an infinity
+    that the codec would drop or clip.
 
     Args:
       x: float or complex array of any shape.
-      axis: the axis to reduce; None for all of them.
+      axis: axis to reduce; None for all axes.
 
     Shapes: x float[...] | complex[...] -> its real dtype [], or x's shape without `axis`.
 
@@ -42,8 +42,8 @@ def poison(x: jax.Array, axis: int | None = None) -> jax.Array:
       >>> fg.codecs.poison(jnp.array([1.0, 2.0])), fg.codecs.poison(jnp.array([1.0, jnp.inf]))
       (Array(0., dtype=float32), Array(nan, dtype=float32))
     """
-    # A number less itself is zero, anything else NaN. The sum takes one pass, where XLA for CPUs
-    # writes out an array of booleans before it reduces it.
+    # x - x is 0 for finite x and NaN otherwise. The sum takes one pass, while XLA for CPUs stores
+    # an array of booleans before it reduces it.
     zeros = x - x
     if jnp.issubdtype(zeros.dtype, jnp.complexfloating):
         zeros = zeros.real + zeros.imag
@@ -51,44 +51,44 @@ def poison(x: jax.Array, axis: int | None = None) -> jax.Array:
 
 
 def largest(x: jax.Array, axis: int | None = None) -> jax.Array:
-    """The largest magnitude, or NaN if anything is not finite; of each row if `axis` is given."""
-    # No NaN takes part in the maximum.
+    """Return the largest magnitude, or NaN if a value is not finite; per row along `axis`."""
+    # Replace NaN by infinity, because a maximum may drop NaN.
     top = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), jnp.inf), axis=axis)
     return jnp.where(top == jnp.inf, jnp.nan, top)
 
 
 def mean(x: jax.Array, count: jax.Array | int) -> jax.Array:
-    """The sum over a count, no larger than float32 holds; not finite if anything is not."""
-    bound = float(jnp.finfo(x.dtype).max)  # rounding may lead beyond it where all are that large
+    """Divide the sum by a count without overflow; the result is not finite if a value is not."""
+    bound = float(jnp.finfo(x.dtype).max)  # rounding may exceed it if all values are as large
     half = jnp.sum(x * (0.5 / count))
     return jnp.where(jnp.isfinite(half), jnp.clip(2 * half, -bound, bound), half)
 
 
 def poison_unless(finite: jax.Array) -> jax.Array:
-    """0.0 where the flag holds, else NaN."""
+    """Return 0.0 where the flag is True, else NaN."""
     return jnp.where(finite, 0.0, jnp.nan)
 
 
 def nan_unless(fine: jax.Array, tree: PyTree) -> PyTree:
-    """The tree where the flag holds, else NaN throughout."""
+    """Return the tree where the flag is True, else NaN throughout."""
     return jax.tree.map(lambda leaf: jnp.where(fine, leaf, jnp.nan), tree)
 
 
 def top(tree: PyTree) -> jax.Array:
-    """The largest magnitude. It may miss a NaN, which the squares then show."""
+    """Return the largest magnitude. It may miss a NaN, which the squares then show."""
     tops = [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in jax.tree.leaves(tree)]
     return jnp.max(jnp.stack(tops)) if tops else jnp.zeros((), jnp.float32)
 
 
 def unit_for(top: jax.Array) -> jax.Array:
-    """The largest power of two that is no more than `top`, within 2^-126 ... 2^126."""
-    # No larger, because XLA divides by multiplying with 1 / unit, which has to be a normal number.
+    """Return the largest power of two <= `top`, within 2^-126 ... 2^126."""
+    # At most 2^126, because XLA multiplies by 1 / unit, which must be a normal number.
     bits = lax.bitcast_convert_type(top, jnp.uint32) & jnp.uint32(0x7F800000)
     bits = jnp.clip(bits, jnp.uint32(1 << 23), jnp.uint32(253 << 23))
     return lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def square(tree: PyTree, unit: jax.Array) -> jax.Array:
-    """The sum of the squares of all values, each divided by the unit."""
+    """Return the sum of squares of all values, each divided by the unit."""
     leaves = jax.tree.leaves(tree)
     return sum((jnp.sum(jnp.square(leaf / unit)) for leaf in leaves), jnp.zeros((), jnp.float32))

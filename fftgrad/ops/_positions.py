@@ -1,13 +1,13 @@
-"""Positions below n: a bitmap with rank and select, its shorter code, and values at positions.
+"""Positions below n: a bitmap with rank and select, a shorter code, and values at positions.
 
-Rank and select find sparse positions without a scan over n: a running sum over n/32 words is all
-that is needed; inside a word the j-th set bit takes five popcounts.
+Rank and select find sparse positions without a scan over n: they need a running sum over n/32
+words, and five popcounts find the j-th set bit of a word.
 
-k ascending positions are sent as the bitmap or in Elias-Fano code, whichever is smaller. The code
-splits a position into its l = floor(log2(n/k)) low bits, stored as they are, and the rest, stored
-as a bitmap in unary: bit (p_j >> l) + j is set for the j-th position p_j. That takes k·l bits and
-k + (n-1 >> l) + 1 bits, at most k(2 + l) and a word or two, within half a bit an index of the
-entropy. Both sizes follow from k and n alone, so the choice is static.
+k ascending positions are sent as a bitmap or in Elias-Fano code, whichever is smaller. The code
+splits a position into its l = floor(log2(n/k)) low bits, stored unchanged, and its high bits,
+stored as a bitmap in unary: bit (p_j >> l) + j is set for the j-th position p_j. This takes k·l
+bits and k + (n-1 >> l) + 1 bits, at most k(2 + l) and a word or two, within half a bit per position
+of the entropy. Both sizes follow from k and n alone, so the choice is static.
 """
 
 import functools
@@ -23,16 +23,16 @@ from fftgrad.ops import _codes, _count, _platform
 WORD = 32
 
 IN_ORDER: dict[str, Any] = {"indices_are_sorted": True, "unique_indices": True, "mode": "drop"}
-"""How positions index a vector: what lets XLA scatter without contention."""
+"""Options of a scatter at positions, which let XLA scatter without contention."""
 
 
 class Sparse(NamedTuple):
-    """Value: a vector that is zero but at some positions; what `Selector.sparse` returns.
+    """Value: a vector that is zero except at some positions; the result of `Selector.sparse`.
 
     Attributes:
-      positions: int32, of any shape; flat, they ascend and differ, all of them. What is nowhere has
-        n, n + 1, ...
-      values: what is there, of the same shape.
+      positions: int32, of any shape, ascending and distinct when flat. Unused slots have n, n + 1,
+      ...
+      values: values at the positions, of the same shape.
 
     Example:
       >>> few = fg.codecs.Sparse(jnp.array([0, 2]), jnp.array([1.0, -1.0]))
@@ -44,11 +44,11 @@ class Sparse(NamedTuple):
     values: jax.Array
 
     def put_into(self, x: jax.Array) -> jax.Array:
-        """`x` with the values in place of what it has there."""
+        """Replace the values of `x` at the positions."""
         return x.at[self.positions].set(self.values, **IN_ORDER)
 
     def add_to(self, x: jax.Array, scale: jax.Array | float) -> jax.Array:
-        """`x` + scale · this."""
+        """Return `x` + scale · this vector."""
         return x.at[self.positions].add(scale * self.values, **IN_ORDER)
 
 
@@ -66,16 +66,16 @@ class Bitmap(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """A bitmap, and how many bits are set before each of its words, int32."""
+    """A bitmap, and the number of set bits before each of its words, int32."""
 
     words: jax.Array
     before: jax.Array
 
 
 def bitmap_of(positions: jax.Array, keep: jax.Array | int, size: int) -> jax.Array:
-    """The bitmap uint32[ceil(size / 32)] with a bit at each of the positions that has `keep` 1.
+    """Return the bitmap uint32[ceil(size / 32)] of the positions that have `keep` 1.
 
-    Those positions must differ: a bit is set by adding it.
+    These positions must differ, because bits are added.
     """
     bit = jnp.asarray(keep, jnp.uint32) << (positions % WORD).astype(jnp.uint32)
     words = jnp.zeros((-(-size // WORD),), jnp.uint32)
@@ -83,20 +83,20 @@ def bitmap_of(positions: jax.Array, keep: jax.Array | int, size: int) -> jax.Arr
 
 
 def count(words: jax.Array) -> jax.Array:
-    """How many bits are set, int32[]."""
+    """Count the set bits, int32[]."""
     return jnp.sum(_population(words), dtype=jnp.int32)
 
 
 def rank(words: jax.Array) -> Ranked:
-    """The bitmap, ready to be looked into."""
+    """Count the set bits before each word."""
     population = _population(words)
     return Ranked(words, _count.cumsum(population) - population)
 
 
 def select(bitmap: Ranked, count: int) -> jax.Array:
-    """The positions of the first `count` set bits, ascending, int32[count].
+    """Return the positions of the first `count` set bits, ascending, int32[count].
 
-    Where fewer bits are set the rest is unspecified, but within the bitmap.
+    If fewer bits are set, the rest is unspecified, but within the bitmap.
     """
     found = _platform.dependent(
         bitmap,
@@ -104,12 +104,12 @@ def select(bitmap: Ranked, count: int) -> jax.Array:
         rocm=functools.partial(_select_by_bit, count=count),
         default=functools.partial(_select_by_word, count=count),
     )
-    # Kept, because each of its readers would find it again.
+    # The barrier keeps XLA from repeating the search for each reader.
     return lax.optimization_barrier(found)
 
 
 def _select_by_word(bitmap: Ranked, count: int) -> jax.Array:
-    """It, by looking for the word of each rank: work on n/32 words, and on `count` ranks."""
+    """Find the word of each rank: work on n/32 words and `count` ranks."""
     words, before = bitmap
     slot = jnp.where(words > 0, before, count)
     starts = jnp.zeros((count,), jnp.int32)
@@ -120,7 +120,7 @@ def _select_by_word(bitmap: Ranked, count: int) -> jax.Array:
 
 
 def _select_by_bit(bitmap: Ranked, count: int) -> jax.Array:
-    """It, by looking for the rank of each bit: work on n bits, but in few kernels."""
+    """Find the rank of each bit: work on n bits, but in few kernels."""
     words, before = bitmap
     below = ~(jnp.uint32(0xFFFFFFFF) << _places())
     bits, place = words[:, None], _places().astype(jnp.int32)
@@ -131,7 +131,7 @@ def _select_by_bit(bitmap: Ranked, count: int) -> jax.Array:
 
 
 def first(bitmap: Ranked, count: jax.Array | int) -> Ranked:
-    """The bitmap of the first `count` of the bits that are set."""
+    """Return the bitmap of the first `count` set bits."""
     words, before = bitmap
     left = count - before
     kept = jnp.where(left > 0, _first_in_word(words, left), jnp.uint32(0))
@@ -139,17 +139,17 @@ def first(bitmap: Ranked, count: jax.Array | int) -> Ranked:
 
 
 def _first_in_word(words: jax.Array, count: jax.Array) -> jax.Array:
-    """The bits below the first one that is too many."""
+    """Clear all set bits after the first `count`."""
     many = _select_in_word(words, count).astype(jnp.uint32)
     below = words & ~(jnp.uint32(0xFFFFFFFF) << many)
     return jnp.where(count >= _population(words), words, below)
 
 
 def _places() -> jax.Array:
-    """The place of each bit in a word, uint32[1, 32].
+    """Return the place of each bit in a word, uint32[1, 32].
 
-    Made where it is used: a constant would be an operand of the conditionals around it, whose
-    branches jax.vmap cannot then type by axes.
+    A constant would become an operand of the conditionals around it, and jax.vmap cannot type such
+    branches by axes.
     """
     return lax.broadcasted_iota(jnp.uint32, (1, WORD), 1)
 
@@ -170,7 +170,7 @@ def _select_in_word(word: jax.Array, rank: jax.Array) -> jax.Array:
 
 
 def encode(bitmap: Ranked, k: int, n: int) -> tuple[jax.Array, EliasFano | Bitmap]:
-    """The positions of the k bits set in a bitmap of n, int32[k] ascending, and their code."""
+    """Return the positions of the k bits set in a bitmap of n, int32[k] ascending, and the code."""
     positions = select(bitmap, k)
     if not _is_elias_fano(k, n):
         return positions, Bitmap(bitmap.words)
@@ -178,14 +178,14 @@ def encode(bitmap: Ranked, k: int, n: int) -> tuple[jax.Array, EliasFano | Bitma
 
 
 def encode_positions(positions: jax.Array, k: int, n: int) -> EliasFano | Bitmap:
-    """The code of k ascending positions, all different."""
+    """Return the code of k ascending, distinct positions."""
     if not _is_elias_fano(k, n):
         return Bitmap(bitmap_of(positions, 1, n))
     return _elias_fano(positions, k, n)
 
 
 def words_for(k: int, n: int) -> int:
-    """How many words the code of k positions below n fills."""
+    """Return the number of words of the code of k positions below n."""
     return min(_elias_fano_words(k, n), _codes.words_for(n, 1))
 
 
@@ -197,7 +197,7 @@ def _elias_fano(positions: jax.Array, k: int, n: int) -> EliasFano:
 
 
 def decode(code: EliasFano | Bitmap, k: int, n: int) -> jax.Array:
-    """The positions int32[k]; below n whatever the words hold."""
+    """Decode the positions int32[k], below n for any words."""
     match code:
         case Bitmap(words):
             positions = select(rank(words), k)

@@ -1,4 +1,4 @@
-"""Rounding: to the nearest, by chance, with saturation; and sums that keep what it drops."""
+"""Rounding: to nearest, stochastic, saturating; and sums that keep the rounding error."""
 
 from typing import Any
 
@@ -11,22 +11,22 @@ from fftgrad.ops._shapes import PyTree
 
 
 def rounded(x: jax.Array, dtype: Any) -> jax.Array:
-    """float32 values, rounded to those that `dtype` has, which may be bfloat16 or float16.
+    """Round float32 values to those of `dtype`, such as bfloat16 or float16.
 
-    They stay float32, so that `x - rounded(x, dtype)` is what a cast of them drops.
+    The result is float32, so `x - rounded(x, dtype)` is the rounding error of a cast.
     """
     narrow, wide = jnp.finfo(dtype), jnp.finfo(x.dtype)
-    # No cast there and back, which XLA may leave out to keep more bits than were asked for.
+    # XLA may remove a cast there and back, to keep more precision.
     near = lax.reduce_precision(x, narrow.nexp, narrow.nmant)
     if narrow.tiny <= wide.tiny:
         return near
-    # It makes zeros of subnormal numbers, which are multiples of the smallest.
+    # reduce_precision flushes subnormal numbers, which are multiples of the smallest one.
     unit = float(narrow.smallest_subnormal)
     return jnp.where(jnp.abs(x) < float(narrow.tiny), jnp.round(x / unit) * unit, near)
 
 
 def narrowed(mean: PyTree, like: PyTree) -> tuple[PyTree, PyTree | None]:
-    """The mean in the dtypes of the leaves, and what rounding drops of it, if any is narrow."""
+    """Cast the mean to the dtypes of the leaves; return the rounding error if any is narrow."""
     if all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(like)):
         return mean, None
     near = jax.tree.map(lambda m, g: rounded(m, g.dtype), mean, like)
@@ -35,13 +35,13 @@ def narrowed(mean: PyTree, like: PyTree) -> tuple[PyTree, PyTree | None]:
 
 
 def to_bfloat16(x: jax.Array, draws: jax.Array) -> jax.Array:
-    """float32 values in bfloat16: up with a chance of the rest, so that they are right on average.
+    """Round float32 values stochastically to bfloat16, without bias.
 
-    `draws` are random bits, uint32, of which 16 count. What lies beyond the largest bfloat16 is cut
-    to it, and what is not finite stays so.
+    `draws` are random bits, uint32, of which 16 count. Values beyond the largest bfloat16 are
+    truncated to it, and values that are not finite stay so.
     """
     raw = lax.bitcast_convert_type(x, jnp.uint32)
-    # The next bfloat16 away from zero is 2**16 further, in every binade and below the smallest.
+    # The next bfloat16 away from zero is 2**16 further in every binade, subnormals included.
     moved = raw + (draws >> 16)
     beyond = ((moved >> 23) & 255) == 255
     cut = jnp.where(beyond, raw, moved) >> 16
@@ -50,19 +50,19 @@ def to_bfloat16(x: jax.Array, draws: jax.Array) -> jax.Array:
 
 
 def saturating_cast(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """`x` in a narrower dtype, and how many of its values are beyond the range of that.
+    """Cast `x` to a narrower dtype, and count its values out of range.
 
-    Finite values stay finite; infinities and NaN stay what they are, for the exchange to see.
+    Finite values stay finite. Infinities and NaN are kept, for the header to report.
     """
     largest = float(jnp.finfo(dtype).max)
     overflow = _positions.count(*_codes.pack_masks(jnp.abs(x.astype(jnp.float32)) > largest))
     bounded = jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
-    # Rounded before: XLA may leave out a cast whose result is cast back.
+    # Round first, because XLA may remove a cast whose result is cast back.
     return rounded(bounded.astype(jnp.float32), dtype).astype(dtype), overflow
 
 
 def two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Both parts of a + b: as it is rounded, and what that drops."""
+    """Return a + b as rounded, and its rounding error."""
     total = a + b
     of_b = total - a
     return total, (a - (total - of_b)) + (b - of_b)

@@ -1,7 +1,7 @@
-"""Shapes: trees and their paths, a vector in rows, several arrays as one and back.
+"""Shapes: trees and their paths, vectors in rows, several arrays as one and back.
 
-Padding a whole vector costs a bound check at every value, which keeps the pass over it from being
-vectorized. So most callers treat the values that fill whole rows first, and pad only the rest.
+Padding a whole vector adds a bound check to every value, which prevents vectorization. So most
+callers process the values that fill whole rows first, and pad only the rest.
 """
 
 import functools
@@ -21,19 +21,19 @@ PyTree: TypeAlias = Any
 """A nest of containers with arrays (or shapes) at its leaves."""
 
 Like: TypeAlias = jax.Array | jax.ShapeDtypeStruct
-"""Anything that has a shape and a dtype."""
+"""An array or shape: it has a shape and a dtype."""
 
 
 def spec(tree: PyTree) -> PyTree:
-    """The shapes and dtypes of a tree."""
+    """Return the shapes and dtypes of a tree."""
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)
 
 
 def by_path(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
     """Map the path of each leaf to the leaf, in the order of the leaves.
 
-    A path is "layers/0/w", with the keys, positions and fields on the way between slashes. Leaves
-    with the same text, as those of {"a/b": x, "a": {"b": y}}, have the form of JAX: "['a/b']".
+    A path is "layers/0/w", with keys, positions and fields between slashes. Leaves with the same
+    text, as those of {"a/b": x, "a": {"b": y}}, get the form of JAX: "['a/b']".
     """
     pairs = jax.tree.leaves_with_path(tree, is_leaf=is_leaf)
     exact = [jax.tree_util.keystr(path) for path, _ in pairs]
@@ -47,9 +47,9 @@ Encode = Callable[..., tuple[jax.Array, ...]]
 
 
 def whole_then_rest(encode: Encode, group: int, *vectors: jax.Array) -> tuple[jax.Array, ...]:
-    """`encode(*vectors)`, run once on the values that fill whole groups and once on the rest.
+    """Run `encode(*vectors)` on the values that fill whole groups, then on the rest.
 
-    The results are joined end to end.
+    The results are concatenated.
     """
     size = vectors[0].size
     whole = size - size % group
@@ -60,7 +60,7 @@ def whole_then_rest(encode: Encode, group: int, *vectors: jax.Array) -> tuple[ja
 
 
 def rows(vector: jax.Array, length: int) -> jax.Array:
-    """The vector in rows of that length, the last one filled with zeros."""
+    """Cut the vector into rows of `length`, the last one padded with zeros."""
     missing = -vector.size % length
     if missing:
         vector = lax.pad(vector, vector.dtype.type(0), ((0, missing, 0),))
@@ -68,14 +68,14 @@ def rows(vector: jax.Array, length: int) -> jax.Array:
 
 
 FEW = 8
-"""Pieces of which so many may have a kernel each."""
+"""Up to so many pieces may have a kernel each."""
 
 
 def cut(x: jax.Array, sizes: Sequence[int], axis: int = 0) -> list[jax.Array]:
-    """Consecutive pieces of an array, of these sizes along the axis, which is counted from 0.
+    """Cut an array into consecutive pieces of these sizes along an axis >= 0.
 
-    XLA makes one kernel for all readers of pieces that are equal, but not where each piece is at a
-    place of its own that the compiler knows. Compiling a hundred leaves took three times as long.
+    XLA compiles one kernel for all readers of equal pieces, but not if it knows the place of each
+    piece. Compiling a hundred leaves then took three times as long.
     """
     starts = list(itertools.accumulate(sizes, initial=0))[:-1]
     known = functools.partial(_at, starts, sizes, axis)
@@ -86,12 +86,12 @@ def cut(x: jax.Array, sizes: Sequence[int], axis: int = 0) -> list[jax.Array]:
         def places() -> list[jax.Array]:
             return [jnp.int32(start) for start in starts]
 
-        # What a branch returns may be anything, for all that the compiler looks at.
+        # The compiler cannot see the places through a branch.
         return _at(lax.cond(x.ravel()[0] == 0, places, places), sizes, axis, x)
 
     @custom_vmap
     def batched(x: jax.Array) -> list[jax.Array]:
-        # Elsewhere a branch would wait for the device.
+        # On other platforms a branch would wait for the device.
         return _platform.dependent(x, cpu=hidden, default=known)
 
     @batched.def_vmap
@@ -103,7 +103,7 @@ def cut(x: jax.Array, sizes: Sequence[int], axis: int = 0) -> list[jax.Array]:
     def pieces(x: jax.Array) -> list[jax.Array]:
         return batched(x)
 
-    # A rule for `vmap` alone has no transpose.
+    # A custom rule for `vmap` has no transpose.
     pieces.defjvp(lambda primals, tangents: (pieces(*primals), known(*tangents)))
     return pieces(x)
 
@@ -120,14 +120,14 @@ def _at(starts: Sequence[Any], sizes: Sequence[int], axis: int, x: jax.Array) ->
 
 
 def unstack(x: jax.Array) -> list[jax.Array]:
-    """What `jnp.stack` made one array of."""
+    """Invert `jnp.stack`."""
     return [row.reshape(x.shape[1:]) for row in cut(x, [1] * x.shape[0])]
 
 
 def as_one(
     leaves: Sequence[jax.Array],
 ) -> tuple[jax.Array, Callable[[jax.Array], list[jax.Array]]]:
-    """Real and complex arrays as one float32 vector, and the inverse."""
+    """Concatenate real and complex arrays into a float32 vector; return the inverse too."""
     shapes = [(leaf.shape, jnp.issubdtype(leaf.dtype, jnp.complexfloating)) for leaf in leaves]
     flat = [
         jnp.stack([leaf.real, leaf.imag]).ravel() if is_complex else leaf.ravel()

@@ -1,7 +1,7 @@
 """Payloads as one uint32 buffer, so that they travel in one collective.
 
-Bit-cast, because a collective may change the width of a dtype: XLA widens bfloat16 to float32 on
-a CPU. Integers of 32 bits survive everywhere.
+Payloads are bit-cast, because XLA on a CPU widens bfloat16 to float32 in collectives. Integers of
+32 bits never change.
 """
 
 import functools
@@ -21,15 +21,15 @@ from fftgrad.ops import _shapes
 from fftgrad.ops._shapes import Like, PyTree
 
 VERSION = 2
-"""Layout of payloads. Another layout gets another number, by which files are told apart."""
+"""Version of the layout of payloads, which tells files apart."""
 
 
 class Header(NamedTuple):
-    """What the first word of the buffer says.
+    """First word of a buffer.
 
     Attributes:
-      finite: whether everything that this worker had to send was finite.
-      overflow: how many values its codecs could not represent, below 2^30.
+      finite: True if all values that this worker sends are finite.
+      overflow: number of values that its codecs could not represent, below 2^30.
     """
 
     finite: jax.Array | bool
@@ -37,16 +37,16 @@ class Header(NamedTuple):
 
 
 NOTHING = Header(True, 0)
-"""That all is well, and nothing is counted."""
+"""Header of a finite payload without overflow."""
 
 HEADER_WORDS = 1
 
 
 @jax.custom_jvp
 def without_gradient(payloads: PyTree, of: PyTree) -> PyTree:
-    """Return `payloads`, and refuse to differentiate them by the values `of` that they stand for.
+    """Return `payloads`, and refuse to differentiate them by the values `of`.
 
-    Bits have no derivative: without this, a gradient through a payload is zero.
+    Bits have no derivative, and a gradient through a payload would silently be zero.
     """
     del of
     return payloads
@@ -57,10 +57,9 @@ def _refuse_gradient(primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) 
     for tangent in jax.tree.leaves(tangents[1], is_leaf=_is_zero):
         if not _is_zero(tangent):
             raise NotImplementedError(
-                "a gradient through compressed values: must not be taken, because codes and bits "
-                f"have no derivative, got a tangent {jax.typeof(tangent)} of what is compressed; "
-                "differentiate a step with AllReduce() instead, or stop it there by "
-                "jax.lax.stop_gradient(grads)."
+                "a gradient through compressed values: must not be taken, because codes have no "
+                f"derivative, got a tangent {jax.typeof(tangent)}; differentiate AllReduce() "
+                "instead, or use jax.lax.stop_gradient(grads)."
             )
     return primals[0], tangents[0]
 
@@ -70,18 +69,18 @@ def _is_zero(tangent: object) -> bool:
 
 
 def configuration(codecs: Sequence[object], likes: Sequence[Like]) -> int:
-    """A number of 32 bits that other codecs, shapes, dtypes and versions do not have."""
+    """Return a 32-bit checksum of codecs, shapes, dtypes and the version."""
     parts = [
         (repr(plain(codec)), tuple(like.shape), jnp.dtype(like.dtype).name)
         for codec, like in zip(codecs, likes, strict=True)
     ]
-    # What has no repr of its own, as a function, prints its address, another in each process.
+    # The default repr, as of a function, contains an address that differs between processes.
     text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr((VERSION, parts)))
     return zlib.crc32(text.encode())
 
 
 def pack(header: Header, payloads: PyTree) -> jax.Array:
-    """The buffer: uint32[HEADER_WORDS + words of each main and side]."""
+    """Return the buffer uint32[HEADER_WORDS + words of each main and side]."""
     flag = jnp.asarray(header.finite).astype(jnp.uint32)
     count = jnp.minimum(jnp.asarray(header.overflow, jnp.int32), (1 << 30) - 1)
     word = lax.bitcast_convert_type(count << 1, jnp.uint32) | flag
@@ -89,18 +88,18 @@ def pack(header: Header, payloads: PyTree) -> jax.Array:
 
 
 def unpack(words: jax.Array, like: PyTree) -> tuple[Header, PyTree]:
-    """The header and the payloads, shaped like `like`, that `pack` put into `words`."""
+    """Return the header and the payloads of a buffer, shaped like `like`."""
     header = Header((words[0] & 1) == 1, lax.bitcast_convert_type(words[0], jnp.int32) >> 1)
     return header, from_words(words[HEADER_WORDS:], like)
 
 
 def nbytes(payloads: PyTree) -> int:
-    """The size of the buffer, from shapes alone."""
+    """Return the size of the buffer, from shapes alone."""
     return 4 * (HEADER_WORDS + sum(map(_words, jax.tree.leaves(payloads))))
 
 
 def to_words(leaf: jax.Array) -> jax.Array:
-    """The bits of a leaf, the last word filled with zeros."""
+    """Bit-cast a leaf to words, the last one padded with zeros."""
     flat: Any = leaf.ravel()
     if jnp.issubdtype(flat.dtype, jnp.complexfloating):
         flat = jnp.stack([flat.real, flat.imag], axis=-1).ravel()
@@ -111,7 +110,7 @@ def to_words(leaf: jax.Array) -> jax.Array:
 
 
 def from_words(words: jax.Array, like: PyTree) -> PyTree:
-    """The leaves, shaped like `like`, whose words follow each other."""
+    """Invert `to_words` for consecutive leaves, shaped like `like`."""
     leaves, structure = jax.tree.flatten(like)
     pieces = _shapes.cut(words, list(map(_words, leaves)))
     return jax.tree.unflatten(structure, map(_leaf, pieces, leaves))
