@@ -43,8 +43,8 @@ def plain(found: Any, kinds: str = "") -> Any:
     Args:
       found: a scalar, a tuple or a frozen dataclass. Anything else, such as a tracer, is returned
         unchanged.
-      kinds: annotation of the field. An int in a field for floats becomes a float, 0 or 1 in a
-        field for bools a bool, and a whole float in a field for ints and floats an int.
+      kinds: annotation of the field. An int in a field for floats becomes a float. 0 or 1 in a
+        field for bools becomes a bool. A whole float in a field for both becomes an int.
     """
     if isinstance(found, np.generic | np.ndarray | jax.Array) and not isinstance(found, Tracer):
         found = _python_scalar(found)

@@ -263,8 +263,8 @@ class AdaComp(Selector):
 
     Claims: biased; not summable.
 
-    Differs from the paper: positions in Elias-Fano code, about half of its 8 or 16 bits an entry;
-      a fixed capacity; a bin of zeros sends nothing.
+    Differs from the paper: positions in Elias-Fano code take about half of its 8 or 16 bits. The
+      capacity is fixed. A bin of zeros sends nothing.
 
     Example:
       >>> codec = fg.codecs.AdaComp(bin_size=4)

@@ -63,12 +63,6 @@ class Tiling(NamedTuple):
         return matrix[:rows, :columns].ravel()
 
 
-def check_tiles(owner: str, block: int, shape: Shape | None) -> None:
-    _transforms.check_block(owner, block, MAX_BLOCK)
-    fine = shape is None or (len(shape) == 2 and min(shape) >= 1)
-    check(fine, f"{owner}(shape)", "be rows and columns", shape, "leave it out for a vector.")
-
-
 def shape_of(like: Like) -> Shape:
     """Return the shape of a leaf as a matrix, whose columns are its last axis."""
     return math.prod(like.shape[:-1]), like.shape[-1] if like.shape else 1
@@ -103,7 +97,7 @@ class Tiles(Transform):
     shape: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        check_tiles("Tiles", self.block, self.shape)
+        _transforms.check_block("Tiles", self.block, MAX_BLOCK)
 
     @property
     def tile_size(self) -> int:
@@ -134,7 +128,7 @@ class Dct(Transform):
     by a product with a b × b matrix. This is an isometry: Σ y_j² = Σ x_t².
 
     With a `shape` the vector is a matrix of that shape, padded with zeros to tiles of at most b × b
-    values, each transformed along both axes. The coefficients of a tile are contiguous, so
+    values. Each tile is transformed along both axes. The coefficients of a tile are contiguous, so
     `ChunkTopK(chunk=transform.tile_size)` selects within each tile.
 
     Args:
@@ -148,8 +142,8 @@ class Dct(Transform):
     Claims: summable; unbiased and lossless up to rounding. One non-finite value makes its whole
       block or tile non-finite, as may finite values beyond 2^128 / √b. The step is then bad.
 
-    Differs from the paper: DeMo cuts an axis at its largest divisor up to 64, which for a prime
-      length is 1, no transform at all; here axes are padded.
+    Differs from the paper: DeMo cuts an axis at its largest divisor up to 64. For a prime length
+      this is 1, no transform at all. Here axes are padded.
 
     Example:
       >>> y = fg.compress(fg.Dct(block=4), jnp.array([1.0, 1.0, 1.0, 1.0, 3.0])).main
@@ -165,7 +159,7 @@ class Dct(Transform):
     shape: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        check_tiles("Dct", self.block, self.shape)
+        _transforms.check_block("Dct", self.block, MAX_BLOCK)
 
     @property
     def tile_size(self) -> int:

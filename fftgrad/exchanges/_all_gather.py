@@ -32,11 +32,11 @@ class AllGather(Exchange):
     Args:
       codec: a codec, usually a chain such as `chain(Fft(), TopK(fraction=0.1), LogQuantizer(8))`;
         or a rule, a function from the name and the shape of a part to its codec.
-      clip_to_median: True to shorten longer vectors to the length of the median worker's, part by
-        part, against workers with bad data or a high learning rate:
+      clip_to_median: True to clip longer vectors to the median length of the workers, part by part:
         mean of v_i · min(1, median_j ||v_j|| / ||v_i||), over the workers with a non-zero vector.
-        A minority of workers cannot make the result longer than the others would. Every payload
-        is then decoded on its own, twice.
+        The clip protects against workers with bad data or a high learning rate: a minority of
+        workers cannot make the result longer than the others would. Every payload is then decoded
+        on its own, twice.
 
     Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 

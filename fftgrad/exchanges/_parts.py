@@ -86,8 +86,6 @@ class SmallDense:
     def __post_init__(self) -> None:
         check_kind("SmallDense(codec)", self.codec, Codec, "pass one, as TopK(fraction=0.01).")
         check_count("SmallDense(max_ndim)", self.max_ndim, "leave it out.", least=0)
-        if self.max_size is not None:
-            check_count("SmallDense(max_size)", self.max_size, "leave it out for all.", least=0)
 
     @property
     def scope(self) -> Scope:

@@ -1,13 +1,13 @@
 """Positions below n: a bitmap with rank and select, a shorter code, and values at positions.
 
-Rank and select find sparse positions without a scan over n: they need a running sum over n/32
-words, and five popcounts find the j-th set bit of a word.
+Rank and select find sparse positions without a scan over n. They need a running sum over n/32
+words and, for the j-th set bit of a word, five popcounts.
 
 k ascending positions are sent as a bitmap or in Elias-Fano code, whichever is smaller. The code
 splits a position into its l = floor(log2(n/k)) low bits, stored unchanged, and its high bits,
-stored as a bitmap in unary: bit (p_j >> l) + j is set for the j-th position p_j. This takes k·l
-bits and k + (n-1 >> l) + 1 bits, at most k(2 + l) and a word or two, within half a bit per position
-of the entropy. Both sizes follow from k and n alone, so the choice is static.
+stored as a bitmap in unary: bit (p_j >> l) + j is set for the j-th position p_j. They take k·l
+and k + (n-1 >> l) + 1 bits, at most k(2 + l) and a word or two. This is within half a bit per
+position of the entropy. Both sizes follow from k and n alone, so the choice is static.
 """
 
 import functools
