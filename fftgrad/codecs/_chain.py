@@ -162,7 +162,7 @@ def chain(*codecs: Codec) -> Codec:
     every = (stage for codec in codecs for stage in stages(codec))
     flat = tuple(stage for stage in every if stage != Identity())
     for before, after in itertools.pairwise(flat):
-        rule = f"have no stage after {before!r}, which leaves codes"
+        rule = f"end with {before!r}, because nothing can follow codes"
         remedy = "put transforms first, then selectors, and one quantizer at the end."
         check(not before.last, "chain(codecs)", rule, repr(after), remedy)
     match flat:
