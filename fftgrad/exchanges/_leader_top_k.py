@@ -36,6 +36,9 @@ class OwnSelection(NamedTuple):
     selectors: PyTree
 
 
+IN_TURN = "leave it out to let all lead in turn."
+
+
 @value
 class LeaderTopK(Exchange):
     """Exchange: one worker, the leader, chooses the coefficients that all workers send.
@@ -89,7 +92,8 @@ class LeaderTopK(Exchange):
             parts = stages(self.codec)
             cut = next((i for i, stage in enumerate(parts) if not stage.summable), len(parts))
             _check_selector(chain(*parts[cut:]))
-        check_leader("LeaderTopK", self.leader)
+        if self.leader is not None:
+            check_count("LeaderTopK(leader)", self.leader, IN_TURN, least=0)
 
     @property
     def scope(self) -> Scope:
@@ -105,7 +109,7 @@ class LeaderTopK(Exchange):
         likes, step = _parts.vector_likes(x), comm.step
         linear, selectors = self._split(x, likes)
         vectors = _parts.vectors(x)
-        leads = comm.index == leader_number("LeaderTopK", self.leader, comm)
+        leads = comm.index == _leader_number(self.leader, comm)
         spectra = linear.compress(vectors, state.own.transforms, step)
         z = tuple(p.main for p in spectra.payloads)
 
@@ -153,18 +157,11 @@ class LeaderTopK(Exchange):
         return linear.counts_overflow(likes) or selectors.counts_overflow(_mains(linear, likes))
 
 
-def check_leader(owner: str, leader: object) -> None:
-    """Require the number of a worker, or None."""
-    if leader is not None:
-        check_count(f"{owner}(leader)", leader, "leave it out to let all lead in turn.", least=0)
-
-
-def leader_number(owner: str, leader: int | None, comm: Comm) -> jax.Array | int:
+def _leader_number(leader: int | None, comm: Comm) -> jax.Array | int:
     """Return the number of the worker that leads in this step."""
     if leader is None:
         return comm.step.number % comm.workers
-    remedy = "leave it out to let all lead in turn."
-    return check_count(f"{owner}(leader)", leader, remedy, 0, comm.workers - 1)
+    return check_count("LeaderTopK(leader)", leader, IN_TURN, 0, comm.workers - 1)
 
 
 def _check_selector(codec: Codec) -> None:
