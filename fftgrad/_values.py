@@ -141,9 +141,10 @@ def check_count(
     """Require a whole number in a range, and return it as an int."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{argument}: must be a whole number, got {brief(value)}; {remedy}")
-    bounds = f"be at least {least}" if most is None else f"be in [{least}, {most}]"
-    check(least <= value and (most is None or value <= most), argument, bounds, value, remedy)
-    return int(value)
+    count, bounds = int(value), f"at least {least}" if most is None else f"in [{least}, {most}]"
+    fine = least <= count and (most is None or count <= most)
+    check(fine, argument, f"be {bounds}", count, remedy)
+    return count
 
 
 def check_within(argument: str, value: float, interval: str, remedy: str) -> None:

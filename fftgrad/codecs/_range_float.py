@@ -258,9 +258,9 @@ class FixedRangeFloat(Quantizer):
         window = self._window()
         fine = min(window.positive, window.negative) >= 1
         fine = fine and window.positive + window.negative < 2**self.bits
-        rule = f"need less than {2**self.bits} codes, and one at least on each side"
+        rule = f"take less than {2**self.bits} codes, and one at least on each side"
         found = f"{window.positive} and {window.negative}"
-        remedy = "take a more even range, a larger eps or more bits."
+        remedy = "use a more even range, a larger eps or more bits."
         check(fine, "FixedRangeFloat(minimum, eps, maximum)", rule, found, remedy)
 
     @classmethod
