@@ -102,6 +102,14 @@ def brief(value: object) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
+def missing_extra(owner: str, package: str, extra: str) -> ImportError:
+    """Return the error for a package that is not installed."""
+    return ImportError(
+        f"{owner}: needs {package}, got none; run pip install -e '.[{extra}]' in the folder of the "
+        "repository."
+    )
+
+
 def check_kind(argument: str, value: object, kind: type, remedy: str) -> None:
     """Refuses what is not a value of a kind of part, such as its class, or one without a hash."""
     if not isinstance(value, kind):
