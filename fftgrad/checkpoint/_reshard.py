@@ -44,7 +44,6 @@ class Leaf(NamedTuple):
 
     @property
     def is_key(self) -> bool:
-        """True for typed PRNG keys."""
         return self.dtype.startswith("key<")
 
 

@@ -360,7 +360,6 @@ class _Turn:
 
     @property
     def dense(self) -> list[jax.Array]:
-        """Dense parts."""
         keep = set(range(len(self.payloads))).difference(_chosen(self.codec))
         return [self.payloads[i].main for i in sorted(keep)]
 

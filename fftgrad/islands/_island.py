@@ -353,7 +353,6 @@ class Courier:
         self._thread.start()
 
     def send(self, change: Change) -> None:
-        """Pass a change to the thread."""
         self.member.sent = change
         self._idle.clear()
         self._jobs.put(change)

@@ -39,17 +39,14 @@ def check_name(name: object) -> str:
 
 
 def round_folder(number: int) -> str:
-    """Return the folder of a round."""
     return f"{ROUNDS}{number:09}/"
 
 
 def manifest(number: int) -> str:
-    """Return the key of a round's manifest."""
     return f"{round_folder(number)}manifest.json"
 
 
 def contribution(number: int, who: Who) -> str:
-    """Return the key of a contribution to a round."""
     return f"{round_folder(number)}{who}"
 
 
@@ -60,7 +57,6 @@ def contributors(keys: Iterable[str]) -> set[Who]:
 
 
 def anchor(number: int) -> str:
-    """Return the key of the anchor of a round."""
     return f"{ANCHORS}{number:09}"
 
 
@@ -71,7 +67,6 @@ def number_of(key: str) -> int | None:
 
 
 def claims(name: str) -> str:
-    """Return the folder of the claims of a name."""
     return f"islands/{name}/"
 
 

@@ -252,7 +252,6 @@ class Member:
             yield from _round.keep_anchor(self.anchor, self.settings.anchors)
 
     def take(self, anchor: Anchor) -> None:
-        """Continue from an anchor."""
         before = getattr(self, "gathering", None)
         self.gathering = Gathering(anchor, self.settings)
         if before is not None:

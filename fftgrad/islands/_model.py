@@ -44,7 +44,6 @@ class Model:
 
     @classmethod
     def of(cls, params: PyTree) -> "Model":
-        """Describe these parameters."""
         _bucketing.check_tree("Island", "params", params)
         found = by_path(params)
         shapes = tuple(tuple(leaf.shape) for leaf in found.values())

@@ -97,7 +97,6 @@ class Contribution(NamedTuple):
     blobs: Sequence[bytes | memoryview]
 
     def to_bytes(self) -> bytes:
-        """Return the contribution as an object."""
         header = self._asdict() | self.who._asdict()
         del header["who"], header["blobs"]
         return pack(CONTRIBUTION, header, self.blobs)
@@ -130,7 +129,6 @@ class Entry(NamedTuple):
 
     @property
     def who(self) -> Who:
-        """Island of the contribution."""
         return Who(self.island, self.incarnation)
 
 
@@ -143,7 +141,6 @@ class Refusal(NamedTuple):
 
     @property
     def who(self) -> Who:
-        """Island of the contribution."""
         return Who(self.island, self.incarnation)
 
 
@@ -166,7 +163,6 @@ class Manifest(NamedTuple):
         return [entry.weight / total for entry in self.counted]
 
     def to_bytes(self) -> bytes:
-        """Return the manifest as an object of JSON."""
         found = self._asdict() | {"by": self.by._asdict()}
         found["counted"] = [entry._asdict() for entry in self.counted]
         found["refused"] = [refusal._asdict() for refusal in self.refused]

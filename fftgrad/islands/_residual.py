@@ -45,7 +45,6 @@ class Residual(NamedTuple):
 
 
 def checksum(data: bytes) -> np.uint32:
-    """Return the checksum of a name or a run."""
     return np.uint32(zlib.crc32(data))
 
 
@@ -130,7 +129,6 @@ class Change:
 
     @property
     def is_finite(self) -> bool:
-        """True if all values are finite."""
         return all(np.isfinite(leaf).all() for leaf in self.tree.values())
 
 

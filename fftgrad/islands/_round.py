@@ -47,7 +47,6 @@ class Anchor(NamedTuple):
     digest: str  # of the other fields
 
     def to_bytes(self) -> bytes:
-        """Return the anchor as an object."""
         leaves: list[Array] = jax.tree.leaves((self.params, self.outer))
         header = {
             "round": self.round,
