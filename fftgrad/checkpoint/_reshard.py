@@ -114,7 +114,7 @@ def reshard_state(state: PyTree, to: PyTree, *, missing: Missing = "refuse") -> 
       >>> fg.checkpoint.reshard_state(state, fresh).workers
       (2, 1)
     """
-    old = describe(state, "reshard_state")
+    old = describe(state)
     leaves = zip(old, jax.tree.leaves(state), strict=True)
     here = {n: a for n, a in leaves if getattr(a, "is_fully_addressable", False)}
     _sums.check_copies(here, "reshard_state")
@@ -124,7 +124,7 @@ def reshard_state(state: PyTree, to: PyTree, *, missing: Missing = "refuse") -> 
 def lay_out(old: Mapping[str, Leaf], into: PyTree, missing: Missing, owner: str) -> Resharded:
     """Fill a tree like `into` with the leaves of an old state."""
     check_choice(f"{owner}(missing)", missing, get_args(Missing))
-    new = describe(into, owner)
+    new = describe(into)
     plan = Plan(_workers_of(old), _workers_of(new))
     carriers = {name: _carried(old[name], new[name], plan) for name in new if name in old}
     anew = tuple(name for name in new if carriers.get(name) is None)
@@ -296,15 +296,11 @@ def _workers_of(leaves: Mapping[str, Leaf]) -> int:
     return next((leaf.shape[0] for leaf in known), 1)
 
 
-def describe(tree: PyTree, owner: str) -> dict[str, Leaf]:
+def describe(tree: PyTree) -> dict[str, Leaf]:
     """Describe the leaves of a tree, by path, in their order."""
     out: dict[str, Leaf] = {}
     for path, leaf, mark in _walk((), tree, SHARED):
         name = name_of(path)
-        if name in out:
-            raise ValueError(
-                f"{owner}(state): must have one leaf for each path, got two at {name}; rename one."
-            )
         is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         dtype = f"key<{jax.random.key_impl(leaf)}>" if is_key else str(jnp.result_type(leaf))
         read = _reader(jax.random.key_data(leaf) if is_key else leaf)

@@ -59,7 +59,7 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
     check_count("save(keep)", keep, "use 2, in case the newest is damaged.", least=2)
     check_count("save(step)", step, "pass int(step).", least=0)
     _check_leaves(tree)
-    leaves = _reshard.describe(tree, "save")
+    leaves = _reshard.describe(tree)
     _sums.check_copies(dict(zip(leaves, jax.tree.leaves(tree), strict=True)), "save")
     arrays: dict[str, Any] = {}
     about: dict[str, Any] = {}

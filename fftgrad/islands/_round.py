@@ -170,8 +170,8 @@ def enter_anchor(
             found = yield from later_anchor(reader, -1, deadline, tell)
     if found is None:
         raise ValueError(
-            f"Island(store): must have an intact anchor that fits, got one with {problem}; pass "
-            "the outer optimizer of the run, or use another folder."
+            f"Island(store): must have an anchor that is intact and fits, got another ({problem}); "
+            "pass the outer optimizer of the run, or use another folder."
         )
     return found
 
