@@ -113,6 +113,14 @@ def check_type(holds: bool, argument: str, rule: str, found: object, remedy: str
         raise TypeError(f"{argument}: must {rule}, got {brief(found)}; {remedy}")
 
 
+def missing_extra(owner: str, package: str, extra: str) -> ImportError:
+    """Return the error for a package that is not installed."""
+    return ImportError(
+        f"{owner}: needs {package}, got none; run pip install -e '.[{extra}]' in the folder of the "
+        "repository."
+    )
+
+
 def check_kind(argument: str, value: object, kind: type, remedy: str) -> None:
     """Require an instance of a contract or another class."""
     if isinstance(value, type):

@@ -193,11 +193,6 @@ MISTAKES = {
     "the laws of an exchange, for a method": (
         lambda: fg.testing.check_exchange(fg.methods.top_k(0.01)), TypeError, r"take its \.exchange"
     ),
-    "a tree before the folder": (
-        lambda: fg.checkpoint.restore(GRADS, "folder"),
-        TypeError,
-        r"restore\(directory\): must be a path",
-    ),
     "a word for the key of a mean": (lambda: pmean(key="a"), TypeError, "pmean.*key=0"),
     "half a seed": (lambda: pmean(key=1.5), TypeError, "pmean.*key=0"),
     "weights": (lambda: step(pmean(), weights=1.0), TypeError, "weight=weights"),

@@ -1,7 +1,7 @@
-"""Checkpoints of which nothing is lost, and states for another number of workers.
+"""Checkpoints through Orbax, and resharding of states for another number of workers.
 
-Saving takes an extra, Orbax: `pip install -e ".[checkpoint]"`. The core imports nothing of it;
-`fg.checkpoint` loads it. May import the core.
+Saving needs the extra `pip install -e ".[checkpoint]"`. The core does not import this room, which
+`fg.checkpoint` loads on first access. This room may import the core.
 """
 
 from fftgrad.checkpoint._reshard import Resharded, reshard_state

@@ -1,4 +1,4 @@
-"""States for another number of workers, or for another method."""
+"""Resharding of states for another number of workers or another method."""
 
 import math
 import warnings
@@ -20,13 +20,13 @@ from fftgrad.training._pmean import CompressedPmeanState
 Array = npt.NDArray[np.generic]
 Missing = Literal["refuse", "zero"]
 Policy = Literal["keep", "mean", "cut", "reset", "index"]
-"""What another number of workers makes of a leaf.
+"""Rule for a leaf if the number of workers changes.
 
-keep   equal on all workers: it stays
-mean   a row for each worker: rows are spread so that their mean stays
-cut    a shard for each worker: shards are joined and cut again
-reset  of no use to another number of workers: it starts anew
-index  the worker's index, which starts anew too, and tells the number of workers
+keep   a leaf that is equal on all workers is kept
+mean   rows of workers are redistributed so that their mean stays
+cut    shards of workers are joined and cut again
+reset  the leaf starts fresh, because another number of workers cannot use the old one
+index  the worker's index, whose length is the number of workers, starts fresh
 """
 
 
@@ -34,32 +34,31 @@ class Leaf(NamedTuple):
     """A leaf of a state."""
 
     policy: Policy
-    learned: bool  # whether it may start anew without a word
+    learned: bool  # may start fresh without a warning
     shape: tuple[int, ...]  # with all rows
     dtype: str
-    # gets its values to a sharding, or to the host if that is None; of keys, their data
+    # returns the values with a sharding, or on the host for None; for PRNG keys, their data
     read: Callable[[jax.sharding.Sharding | None], Array | jax.Array]
-    size: int = 0  # of shards, of how many values they are
-    pieces: int = 0  # of shards, how many there are of each part
+    size: int = 0  # number of values of the part, if the leaf has shards
+    pieces: int = 0  # number of shards of each part
 
     @property
     def is_key(self) -> bool:
-        """Whether it holds typed PRNG keys."""
         return self.dtype.startswith("key<")
 
 
 TOLD = ("policy", "learned", "dtype", "size", "pieces")
-"""The fields of a leaf that a checkpoint stores as they are."""
+"""The fields of a leaf that a checkpoint stores unchanged."""
 
 
 class Resharded(NamedTuple):
-    """What `reshard_state` returns.
+    """Result of `reshard_state`.
 
     Attributes:
-      state: the state, for the new number of workers.
+      state: the state for the new number of workers.
       workers: the numbers of workers before and after.
-      anew: the leaves that start as in a fresh state.
-      left: the leaves of the old state that the new one has no place for.
+      anew: names of the leaves that start fresh.
+      left: names of the leaves of the old state that the new one lacks.
     """
 
     state: Any
@@ -69,43 +68,43 @@ class Resharded(NamedTuple):
 
 
 def reshard_state(state: PyTree, to: PyTree, *, missing: Missing = "refuse") -> Resharded:
-    """Function: a state for another number of workers, or for another method.
+    """Function: convert a state for another number of workers or another method.
 
-    With N workers before and M from now on, lay N and M equal intervals on [0, 1]. The new rows are
+    For N old and M new workers, divide [0, 1] into N and into M equal intervals. The new rows are
 
         r'_j = Σ_i M |I_j ∩ I_i| r_i,
 
-    whose mean is that of the old ones. So no residual is lost, and N to N is the identity. A
-    residual belongs to parameters, so it also goes on behind another codec, exchange or bucketing.
+    which have the mean of the old rows. So no residual is lost, and N to N is the identity. A
+    residual belongs to parameters, so it also fits another codec, exchange or bucketing.
 
         state = fg.checkpoint.reshard_state(state, fg.init_state(tx, params, mesh, "data")).state
 
     | state with a row for each worker | becomes |
     |---|---|
-    | residuals and velocities of a memory | spread by the rule above |
+    | residuals and velocities of a memory | redistributed by the equation |
     | moments in `local_state`, sums of `multi_steps`, late gradients of `delay` | the same |
     | rows in `fg.exchanges.PerWorker`, such as the parameters of `diloco` | the same |
     | the owners' residuals in `TwoStage` | joined, and cut for the new owners |
-    | the groups' residuals in `Hierarchical` | joined, spread over the groups, cut again |
-    | counters, flags | from the first old interval that the new one meets |
-    | typed PRNG keys | the same, folded with the number of the worker |
-    | learned state of a codec, such as a threshold | spread; of shards it starts anew |
+    | the groups' residuals in `Hierarchical` | joined, redistributed over the groups, cut again |
+    | counters, flags | copied from the first old interval that the new interval meets |
+    | typed PRNG keys | the same, folded with the worker's number |
+    | learned state of a codec, such as a threshold | redistributed; for shards, fresh |
 
-    Replicated state stays as it is. Learned state of an exchange, such as PowerSGD's factors,
-    starts anew where it no longer fits. The host does the work, a leaf at a time.
+    Replicated state is kept. Learned state of an exchange, such as PowerSGD's factors, starts fresh
+    if its shape no longer fits. The host converts one leaf at a time.
 
     Args:
-      state: any tree with a state of `fg.init_state` in it, on devices of this process. For several
-        processes, save it and restore it.
-      to: a fresh tree like it, of which the result has shapes, dtypes and shardings.
-      missing: "refuse" a leaf that the old state lacks or has in another shape, or "zero", to keep
-        the fresh one, leave behind leaves without a place, and warn.
+      state: any tree that contains a state of `fg.init_state`, on devices of this process. With
+        several processes, save and restore it instead.
+      to: a fresh tree with the structure, shapes, dtypes and shardings of the result.
+      missing: "refuse" raises an error if leaves are missing, left over or of another shape.
+        "zero" warns, keeps the fresh leaves, and drops the leaves that `to` lacks.
 
-    Claims: the mean of the residuals is kept up to one rounding of each value; to the bit if each
-      new row is one old row.
+    Claims: the mean of the residuals is kept up to one rounding of each value. If each new row is
+      one old row, all bits are kept.
 
     Raises:
-      ValueError: if a leaf is missing, left over or of another shape, which is named.
+      ValueError: if a leaf is missing, left over or of another shape.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
@@ -115,7 +114,7 @@ def reshard_state(state: PyTree, to: PyTree, *, missing: Missing = "refuse") -> 
       >>> fg.checkpoint.reshard_state(state, fresh).workers
       (2, 1)
     """
-    old = describe(state, "reshard_state")
+    old = describe(state)
     leaves = zip(old, jax.tree.leaves(state), strict=True)
     here = {n: a for n, a in leaves if getattr(a, "is_fully_addressable", False)}
     _sums.check_copies(here, "reshard_state")
@@ -123,9 +122,9 @@ def reshard_state(state: PyTree, to: PyTree, *, missing: Missing = "refuse") -> 
 
 
 def lay_out(old: Mapping[str, Leaf], into: PyTree, missing: Missing, owner: str) -> Resharded:
-    """The leaves of an old state as a tree like `into`."""
+    """Fill a tree like `into` with the leaves of an old state."""
     check_choice(f"{owner}(missing)", missing, get_args(Missing))
-    new = describe(into, owner)
+    new = describe(into)
     plan = Plan(_workers_of(old), _workers_of(new))
     carriers = {name: _carried(old[name], new[name], plan) for name in new if name in old}
     anew = tuple(name for name in new if carriers.get(name) is None)
@@ -133,23 +132,23 @@ def lay_out(old: Mapping[str, Leaf], into: PyTree, missing: Missing, owner: str)
     unlike = [
         f"{n} must be {_told(new[n])}, got {_told(old.get(n))}"
         for n in anew
-        # An exchange that keeps something of its shards starts with none.
+        # An exchange with a residual of its shards may start without one.
         if not new[n].learned and (n in old or new[n].policy in ("keep", "mean"))
     ]
     unlike += [f"{n} has no place" for n in left if not old[n].learned]
     said = "; ".join(unlike[:4]) + (f"; and {len(unlike) - 4} more" if len(unlike) > 4 else "")
     if unlike and missing == "refuse":
         raise ValueError(
-            f"{owner}(state): must have the leaves of the new one, got others: {said}; make the "
-            "new one as the old one was made, wrap rows of workers as fg.exchanges.PerWorker(rows),"
-            " or pass missing='zero' to start these anew."
+            f"{owner}(state): must have the leaves of the new state, got others: {said}; wrap rows "
+            "of workers in fg.exchanges.PerWorker, or pass missing='zero' to start these fresh."
         )
     if unlike:
         warnings.warn(f"{owner}(missing='zero'): {said}.", RuntimeWarning, stacklevel=3)
 
     def placed(name: str, like: Any) -> Any:
         carry = carriers.get(name)
-        no_keys = new[name].is_key and not math.prod(new[name].shape)  # the host has no such dtype
+        # NumPy has no dtype for PRNG keys, so an array of no keys stays the fresh one.
+        no_keys = new[name].is_key and not math.prod(new[name].shape)
         return like if carry is None or no_keys else _placed(carry(_sharding(like)), like)
 
     leaves = [placed(*pair) for pair in zip(new, jax.tree.leaves(into), strict=True)]
@@ -158,14 +157,14 @@ def lay_out(old: Mapping[str, Leaf], into: PyTree, missing: Missing, owner: str)
 
 
 class Plan(NamedTuple):
-    """How many workers there were and will be."""
+    """The numbers of workers of the old and the new state."""
 
     before: int
     after: int
 
 
 def _carried(old: Leaf, new: Leaf, plan: Plan) -> Callable[[Any], Any] | None:
-    """How to get the new leaf from the old one; None if it must start anew."""
+    """Return the conversion from the old leaf to the new one; None if the leaf starts fresh."""
     floats = all("float" in leaf.dtype for leaf in (old, new))
     if old.dtype != new.dtype and not (floats and old.policy != "keep"):
         return None
@@ -185,13 +184,13 @@ def _carried(old: Leaf, new: Leaf, plan: Plan) -> Callable[[Any], Any] | None:
 
 
 def _of_each(leaf: Leaf, plan: Plan) -> Array:
-    """The rows of each worker: [N, m, ...], for m shards of model axes."""
+    """Return the rows of the workers, [N, m, ...], for m shards of model axes."""
     rows = np.asarray(leaf.read(None))
     return rows.reshape(plan.before, len(rows) // plan.before, *rows.shape[1:])
 
 
 def _joined(rows: Array) -> Array:
-    return rows.reshape(rows.shape[0] * rows.shape[1], *rows.shape[2:])  # also if it is empty
+    return rows.reshape(rows.shape[0] * rows.shape[1], *rows.shape[2:])  # -1 fails if empty
 
 
 def _spread(old: Leaf, plan: Plan) -> Array:
@@ -213,9 +212,9 @@ def _cut_again(old: Leaf, pieces: int, plan: Plan) -> Array:
 
 
 def spread(rows: Array, workers: int) -> Array:
-    """`rows` [N, ...] as [M, ...], with the same mean, by the rule of `reshard_state`.
+    """Redistribute rows [N, ...] as [M, ...] by the equation of `reshard_state`.
 
-    Integers and flags have no mean: there the row is that of the first old interval in it.
+    For integers and flags, a new row is that of the first old interval that it meets.
     """
     if not jnp.issubdtype(rows.dtype, jnp.inexact):
         return rows[[j * len(rows) // workers for j in range(workers)]]
@@ -232,7 +231,7 @@ def spread(rows: Array, workers: int) -> Array:
 
 
 def _shares(j: int, workers: int, before: int) -> Iterator[tuple[int, float]]:
-    """The old rows of which a new one consists, and how much of it each is."""
+    """Yield the old rows of a new row, with their shares."""
     start, stop = j * before, (j + 1) * before  # in units of 1 / (before · workers)
     for i in range(start // workers, -(-stop // workers)):
         overlap = min(stop, (i + 1) * workers) - max(start, i * workers)
@@ -240,15 +239,15 @@ def _shares(j: int, workers: int, before: int) -> Iterator[tuple[int, float]]:
 
 
 def join(rows: Array, size: int) -> Array:
-    """The inverse of `cut`, for shards [w, s, ...] along the first two axes."""
+    """Join shards [w, s, ...]: the inverse of `cut`."""
     least, longer = divmod(size, len(rows))
     return np.concatenate([row[: least + (i < longer)] for i, row in enumerate(rows)])
 
 
 def cut(joined: Array, shards: int) -> Array:
-    """A vector [n, ...] in shards [w, ceil(n / w), ...], as the exchanges cut theirs.
+    """Cut a vector [n, ...] into shards [w, ceil(n / w), ...], with the padding of the exchanges.
 
-    Filled as they fill: with the last value, or zero where there is none.
+    The padding is the last value of a shard, or zero if the shard is empty.
     """
     size = -(-len(joined) // shards)
 
@@ -260,7 +259,7 @@ def cut(joined: Array, shards: int) -> Array:
 
 
 def _sharding(like: Any) -> jax.sharding.Sharding | None:
-    """Where a fresh leaf is bound to be."""
+    """Return the sharding of a fresh leaf; None if JAX may choose."""
     if (isinstance(like, jax.Array) and not like.committed) or not hasattr(like, "dtype"):
         return None
     if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
@@ -269,7 +268,7 @@ def _sharding(like: Any) -> jax.sharding.Sharding | None:
 
 
 def _placed(values: Array | jax.Array, like: Any) -> Any:
-    """The values, where `like` is, in its dtype."""
+    """Convert the values to the type, dtype and sharding of `like`."""
     if isinstance(like, np.generic):
         return values.astype(like.dtype)[()]
     if isinstance(like, bool | int | float | complex):
@@ -291,24 +290,20 @@ def _told(leaf: Leaf | None) -> str:
 
 
 def _workers_of(leaves: Mapping[str, Leaf]) -> int:
-    """For how many workers a state was made; 1 if none has anything of its own."""
+    """Return the number of workers of a state; 1 if it has no rows of workers."""
     policies: tuple[Policy, ...] = ("index", "mean", "reset")
     known = (a for policy in policies for a in leaves.values() if a.policy == policy and a.shape)
     return next((leaf.shape[0] for leaf in known), 1)
 
 
-def describe(tree: PyTree, owner: str) -> dict[str, Leaf]:
-    """The leaves of a tree in their order, by their paths."""
+def describe(tree: PyTree) -> dict[str, Leaf]:
+    """Describe the leaves of a tree, by path, in their order."""
     out: dict[str, Leaf] = {}
     for path, leaf, mark in _walk((), tree, SHARED):
         name = name_of(path)
-        if name in out:
-            raise ValueError(
-                f"{owner}(state): must have one leaf at a path, got two at {name}; rename a key."
-            )
         is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         dtype = f"key<{jax.random.key_impl(leaf)}>" if is_key else str(jnp.result_type(leaf))
-        read = _reader(name, jax.random.key_data(leaf) if is_key else leaf, owner)
+        read = _reader(jax.random.key_data(leaf) if is_key else leaf)
         out[name] = Leaf(
             mark.policy, mark.learned, jnp.shape(leaf), dtype, read, mark.size, mark.pieces
         )
@@ -316,13 +311,13 @@ def describe(tree: PyTree, owner: str) -> dict[str, Leaf]:
 
 
 def name_of(path: tuple[Any, ...]) -> str:
-    """A path as text: keys, positions and fields look the same, so that containers may differ."""
+    """Write a path as text, with one notation for keys, positions and fields of any container."""
     texts = (jax.tree_util.keystr((key,), simple=True) for key in path)
     return ".".join(quote(text, safe=" ").replace(".", "%2E") for text in texts)
 
 
 class Mark(NamedTuple):
-    """What the containers around a leaf say of it."""
+    """The rule for a leaf that follows from its containers."""
 
     policy: Policy
     learned: bool = False
@@ -359,7 +354,7 @@ def _walk(path: tuple[Any, ...], node: Any, mark: Mark) -> Iterator[Found]:
 
 
 def _without_counters(found: Found) -> Found:
-    """A leaf of a memory; a counter may start anew, because nothing that is to be sent is in it."""
+    """Let a counter of a memory start fresh, because it contains no unsent values."""
     path, leaf, mark = found
     counts = not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
     return path, leaf, mark._replace(learned=counts)
@@ -373,7 +368,7 @@ def _shards(path: tuple[Any, ...], node: Shards, nested: bool) -> Iterator[Found
         if value is node.memory and nested:
             yield from _each(here, value, OF_SHARDS)
         elif value is node.memory:
-            # Each field of a memory's state has a leaf for each part, in their order.
+            # Each field of the state has one leaf for each part, in the order of the parts.
             for place, (inner, leaf, _) in enumerate(_each(here, value, SHARED)):
                 size = 0 if sizes is None else int(sizes.flat[place % sizes.shape[-1]])
                 yield inner, leaf, Mark("cut", size=size, pieces=pieces)
@@ -384,7 +379,7 @@ def _shards(path: tuple[Any, ...], node: Shards, nested: bool) -> Iterator[Found
 
 
 def _children(node: Any) -> list[tuple[Any, Any]]:
-    """What is directly below a node, with its key."""
+    """Return the direct children of a node with their keys."""
     pairs = jax.tree.leaves_with_path(node, is_leaf=lambda other: other is not node)
     return [(path[0], child) for path, child in pairs if path]
 
@@ -395,22 +390,15 @@ def _each(path: tuple[Any, ...], node: Any, mark: Mark) -> Iterator[Found]:
 
 
 def _values(leaf: Any) -> Array | None:
-    """What is here of an array whose rows are equal, if it has values."""
+    """Return the local rows of an array whose rows are equal; None for a shape without values."""
     if isinstance(leaf, jax.Array):
         leaf = leaf.addressable_shards[0].data
     return np.asarray(leaf) if isinstance(leaf, np.ndarray | jax.Array) else None
 
 
-def _reader(name: str, leaf: Any, owner: str) -> Callable[[Any], Array | jax.Array]:
+def _reader(leaf: Any) -> Callable[[Any], Array | jax.Array]:
     def read(sharding: jax.sharding.Sharding | None) -> Array | jax.Array:
-        if sharding is not None and isinstance(leaf, jax.Array):
-            return jax.device_put(leaf, sharding)
-        here = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
-        if not (here or leaf.is_fully_replicated):
-            raise ValueError(
-                f"{owner}(state): must be on devices of this process, got {name} on those of "
-                "several; save it with fftgrad.checkpoint.save and restore it."
-            )
-        return np.asarray(leaf)
+        is_placed = sharding is not None and isinstance(leaf, jax.Array)
+        return jax.device_put(leaf, sharding) if is_placed else np.asarray(leaf)
 
     return read

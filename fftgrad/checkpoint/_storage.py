@@ -1,4 +1,4 @@
-"""Checkpoints in a folder, by Orbax, with a sum for each array."""
+"""Checkpoints in a folder, written by Orbax, with a checksum for each array."""
 
 import json
 import math
@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from fftgrad._contracts import PyTree
-from fftgrad._values import brief, check_count, local_path
+from fftgrad._values import brief, check_count, local_path, missing_extra
 from fftgrad.checkpoint import _reshard, _sums
 from fftgrad.checkpoint._reshard import Leaf, Missing
 
@@ -23,32 +23,30 @@ if TYPE_CHECKING:
     import orbax.checkpoint as ocp
 
 FORMAT = 2
-"""Of what `about` holds. Another meaning gets another number."""
+"""Version of the metadata in `about`. Raise it with each change of their meaning."""
 
 ARRAYS, ABOUT = "arrays", "about"
 
 
 def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: int = 2) -> None:
-    """Function: save a tree of arrays as a checkpoint, which `restore` reads back bit by bit.
+    """Function: save a tree of arrays as a checkpoint that `restore` reads back bit by bit.
 
         checkpoint.save("runs/lm", step, {"params": params, "state": state})
 
-    Besides parameters and state, save what your loop needs to go on: keys, the place in the data.
-    Orbax writes from all processes, which need a file system in common. The checkpoint has another
-    name until it is whole. So a process that is killed, or a full disk, leaves the checkpoints
-    before it as they were.
+    Besides parameters and state, save your PRNG keys and the position in the data. Orbax writes
+    from all processes, which need a common file system. The checkpoint has a temporary name until
+    it is complete. A killed process or a full disk leaves earlier checkpoints intact.
 
     Args:
       directory: a folder of a mounted file system, not a URL. `~` is the home folder.
-      step: the number of the checkpoint, larger than that of any that is there.
-      tree: arrays, typed PRNG keys and numbers, nested as you like.
-      keep: how many of the newest checkpoints to keep; at least 2, so that a damaged one leaves one
-        to go back to.
+      step: the number of the checkpoint, larger than all in the folder.
+      tree: any pytree of arrays, typed PRNG keys and numbers.
+      keep: number of newest checkpoints to keep, at least 2, in case the newest is damaged.
 
     Raises:
       TypeError: if Orbax cannot store a leaf, such as uint4, text or an int of more than 64 bits.
-      ValueError: if a checkpoint of this step or a later one is there, or copies of an array differ
-        between devices.
+      ValueError: if the folder has a checkpoint of this step or a later one, or if copies of an
+        array differ between devices.
 
     Example:
       >>> import tempfile
@@ -58,31 +56,27 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
       {'w': Array([0., 1.], dtype=float32)}
     """
     folder = local_path("save(directory)", directory)
-    check_count("save(keep)", keep, "a damaged checkpoint leaves none else.", least=2)
+    check_count("save(keep)", keep, "use 2, in case the newest is damaged.", least=2)
     check_count("save(step)", step, "pass int(step).", least=0)
     _check_leaves(tree)
-    leaves = _reshard.describe(tree, "save")
+    leaves = _reshard.describe(tree)
     _sums.check_copies(dict(zip(leaves, jax.tree.leaves(tree), strict=True)), "save")
     arrays: dict[str, Any] = {}
     about: dict[str, Any] = {}
     for (name, leaf), value in zip(leaves.items(), jax.tree.leaves(tree), strict=True):
         array = jax.random.key_data(value) if leaf.is_key else _as_array(value)
-        if array.size:  # Orbax writes no array without a value
+        if array.size:  # Orbax cannot write an empty array
             arrays[name] = array
         told = {field: getattr(leaf, field) for field in _reshard.TOLD}
         about[name] = told | {"shape": list(leaf.shape), "sum": _sums.total(array)}
-    if not arrays:
-        raise ValueError(
-            "save(tree): must have a value to save, got none; pass {'params': ..., 'state': ...}."
-        )
     args = orbax().args
     parts = {ARRAYS: args.PyTreeSave(arrays), ABOUT: args.JsonSave(signed(about))}
     with opened(folder, keep) as manager:
         newest = manager.latest_step()
         if newest is not None and step <= newest:
             raise ValueError(
-                f"save(step): must be later than the newest in {directory}, because that is what "
-                f"restore takes, got {step} after {newest}; use another folder."
+                f"save(step): must be later than the newest step, {newest}, got {step}; use "
+                "another folder."
             )
         manager.save(step, args=args.Composite(**parts))
 
@@ -91,16 +85,11 @@ def _check_leaves(tree: PyTree) -> None:
     for path, leaf in jax.tree.leaves_with_path(tree):
         argument = f"save(tree{jax.tree_util.keystr(path)})"
         kinds = jax.Array | np.ndarray | np.generic | bool | int | float | complex
-        if not isinstance(leaf, kinds) or isinstance(leaf, np.ma.MaskedArray):
+        is_array = isinstance(leaf, kinds) and not isinstance(leaf, np.ma.MaskedArray)
+        if not (is_array and stores(_as_array(leaf).dtype)):
             raise TypeError(
-                f"{argument}: must be an array or a number, got {brief(leaf)}; leave it out, as by "
-                "flax.nnx.split or equinox.partition."
-            )
-        dtype = _as_array(leaf).dtype
-        if not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or stores(dtype)):
-            raise TypeError(
-                f"{argument}: must have a dtype that Orbax stores, got {dtype} for {brief(leaf)}; "
-                "convert it, such as uint4 by .astype('uint8')."
+                f"{argument}: must be an array or a number of a dtype that Orbax stores, got "
+                f"{brief(leaf)}; convert it, such as uint4 to uint8, or leave it out."
             )
 
 
@@ -109,14 +98,14 @@ def _as_array(value: Any) -> Any:
 
 
 class Restored(NamedTuple):
-    """What `restore` returns.
+    """Result of `restore`.
 
     Attributes:
-      tree: the tree, where `like` is.
+      tree: the restored tree, with the shardings of `like`.
       step: the number of the checkpoint.
-      workers: the numbers of workers when it was saved and now.
-      anew: the leaves that are those of `like`, because the checkpoint has none for them.
-      left: the leaves of the checkpoint that `like` has no place for.
+      workers: the numbers of workers at the save and now.
+      anew: names of the leaves that start with the values of `like`.
+      left: names of the leaves of the checkpoint that `like` lacks.
     """
 
     tree: Any
@@ -127,7 +116,7 @@ class Restored(NamedTuple):
 
 
 class DamagedError(Exception):
-    """A checkpoint cannot be read, or is not what was written."""
+    """A checkpoint that cannot be read, or that differs from the saved one."""
 
 
 def restore(
@@ -137,27 +126,27 @@ def restore(
     step: int | None = None,
     missing: Missing = "refuse",
 ) -> Restored:
-    """Function: restore the newest checkpoint of `save`, as a tree like a fresh one.
+    """Function: restore the newest checkpoint of `save` into the structure of a fresh tree.
 
         fresh = {"params": params, "state": fg.init_state(tx, params, mesh, "data")}
         tree, step, *_ = checkpoint.restore("runs/lm", fresh)
 
-    With as many workers as before, all bits are those that were saved. With another number, or
-    behind another method, residuals are spread by the rules of `reshard_state`. Leaves are found by
-    their paths, so the containers may differ.
+    With the same number of workers, all bits equal the saved ones. For another number of workers or
+    another method, the rules of `reshard_state` redistribute the residuals. Leaves match by path,
+    so containers may differ.
 
-    Every array is checked against the sum that was saved with it. A damaged checkpoint is passed
-    over with a warning, and the one before it is taken.
+    Each array is compared with its saved checksum. If a checkpoint is damaged, `restore` warns and
+    takes the one before.
 
     Args:
       directory: the folder that `save` wrote to. `~` is the home folder.
-      like: a fresh tree like the one that was saved, with its shapes, dtypes and shardings.
-      step: which checkpoint; the newest that is whole if left out.
-      missing: "refuse" a checkpoint that lacks a leaf of `like`, or has other ones, or "zero", to
-        keep those of `like`, leave the others behind, and warn.
+      like: a fresh tree with the structure, shapes, dtypes and shardings of the result.
+      step: the number of a checkpoint; the newest intact one by default.
+      missing: "refuse" raises an error if leaves are missing, left over or of another shape.
+        "zero" warns, keeps the fresh leaves, and drops the leaves that `like` lacks.
 
     Raises:
-      FileNotFoundError: if there is no checkpoint, none of this step, or none that is whole.
+      FileNotFoundError: if the folder has no intact checkpoint, or none of this step.
       ValueError: if a leaf is missing, left over, or of another shape.
 
     Example:
@@ -174,13 +163,9 @@ def restore(
         mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
         if isinstance(mesh, jax.sharding.AbstractMesh):
             raise ValueError(
-                "restore(like): must lie on devices, or say on which, got shardings over a mesh "
-                "without any, as jax.eval_shape makes them; pass a fresh state of fg.init_state."
+                f"restore(like): must have shardings over devices, got {mesh}; pass a fresh state "
+                "of fg.init_state."
             )
-    if not isinstance(directory, str | os.PathLike):
-        raise TypeError(
-            f"restore(directory): must be a path, got {brief(directory)}; the folder comes first."
-        )
     folder = local_path("restore(directory)", directory)
     with opened(folder) as manager:
         steps = sorted(manager.all_steps(), reverse=True)
@@ -188,14 +173,14 @@ def restore(
             try:
                 resharded = _read(manager, number, like, missing)
             except DamagedError as error:
-                text = f"restore({directory}): passes over step {number}, which is damaged: {error}"
+                text = f"restore({directory}): skips step {number}, which is damaged: {error}"
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
                 continue
             return Restored(resharded.state, number, *resharded[1:])
     wanted = "a checkpoint" if step is None else f"a checkpoint of step {step}"
     raise FileNotFoundError(
-        f"restore(directory): must have {wanted} that is whole, got steps {steps[::-1]} in "
-        f"{directory}; pass the folder that checkpoint.save wrote to, or start anew."
+        f"restore(directory): must have {wanted} that is intact, got steps {steps[::-1]} in "
+        f"{directory}; pass the folder of checkpoint.save."
     )
 
 
@@ -208,7 +193,7 @@ def _read(manager: Any, step: int, like: PyTree, missing: Missing) -> _reshard.R
                 return np.zeros(row["shape"], row["dtype"])
             value = _array(manager, step, name, sharding)
             if _sums.total(value) != row["sum"]:
-                raise ValueError(f"{name} has other bits than were saved")
+                raise ValueError(f"{name} has other bits than the saved ones")
             return value
 
         return lambda sharding: _agreed(lambda: checked(sharding))
@@ -227,9 +212,9 @@ def _read(manager: Any, step: int, like: PyTree, missing: Missing) -> _reshard.R
 def _about(manager: Any, step: int) -> Any:
     about = _part(manager, step, ABOUT, orbax().args.JsonRestore())
     if about["format"] != FORMAT:
-        raise ValueError(f"format {about['format']}, not {FORMAT}: of another fftgrad")
+        raise ValueError(f"format {about['format']}, but this fftgrad reads {FORMAT}")
     if about != signed(about["leaves"]):
-        raise ValueError("what it says of its leaves is not what was saved")
+        raise ValueError("the metadata of its leaves differ from the saved ones")
     return about
 
 
@@ -247,12 +232,11 @@ def _part(manager: Any, step: int, part: str, args: Any) -> Any:
 
 
 def _agreed(read: Callable[[], Any]) -> Any:
-    """What is read, if all processes can read it."""
+    """Read on all processes; raise `DamagedError` on all if one of them fails."""
     value, problem = None, ""
     try:
         value = read()
-    # Whatever Orbax and what it stands on raise for a file that is not as it was.
-    except Exception as error:
+    except Exception as error:  # Orbax and TensorStore raise many types for a damaged file
         said = next(iter(str(error).splitlines()), "")
         problem = f"{type(error).__name__}: {said[:200]}"
     fine = not problem
@@ -264,20 +248,19 @@ def _agreed(read: Callable[[], Any]) -> Any:
 
 
 def orbax() -> Any:
-    """Orbax, which resharding does without."""
+    """Import Orbax, which resharding does not need."""
     try:
         import orbax.checkpoint as ocp
     except ImportError as error:
-        raise ImportError(
-            "fftgrad.checkpoint: needs Orbax, got none; run pip install -e '.[checkpoint]' in the "
-            "folder of the repository"
-        ) from error
+        raise missing_extra("fftgrad.checkpoint", "Orbax", "checkpoint") from error
     return ocp
 
 
 def stores(dtype: np.dtype[Any]) -> bool:
-    """True if Orbax's arrays, which are those of TensorStore, may have the dtype."""
+    """True if Orbax, which writes by TensorStore, can store an array of this dtype."""
     orbax()
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):  # saved as the data of the keys
+        return True
     import tensorstore
 
     try:
@@ -288,10 +271,10 @@ def stores(dtype: np.dtype[Any]) -> bool:
 
 
 def opened(directory: pathlib.Path, keep: int | None = None) -> "ocp.CheckpointManager":
-    """Orbax's manager of the folder; it writes a step aside and renames it when it is whole.
+    """Open Orbax's manager of a folder; without `keep`, only for reading.
 
-    Without `keep`, only restore from it. Orbax's option `read_only` is off, because it warns at
-    every start.
+    Orbax writes a step under a temporary name and then renames it. Its option `read_only` is off,
+    because it warns at every start.
     """
     ocp = orbax()
     options = ocp.CheckpointManagerOptions(
@@ -303,6 +286,6 @@ def opened(directory: pathlib.Path, keep: int | None = None) -> "ocp.CheckpointM
 
 
 def signed(leaves: dict[str, Any]) -> dict[str, Any]:
-    """What is said of the leaves, with a sum of its own."""
+    """Return the metadata of the leaves with a checksum."""
     text = json.dumps(leaves, sort_keys=True)
     return {"format": FORMAT, "leaves": leaves, "sum": zlib.crc32(text.encode())}

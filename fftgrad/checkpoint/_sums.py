@@ -1,4 +1,4 @@
-"""Sums of the bits of arrays, by which copies are compared and what is read is checked."""
+"""Checksums of arrays, which compare copies on devices and verify restored arrays."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -15,10 +15,10 @@ CHUNK = 1 << 16
 
 
 def total(leaf: Any) -> int:
-    """A sum of the bits of an array, each word through a bijection of its place, uint32.
+    """Return the checksum of an array, uint32: the sum of its words, each hashed with its place.
 
-    Orbax does not detect a flipped bit. Two arrays have the same sum with a chance of 2^-32. The
-    sum does not depend on the sharding of the array.
+    Orbax does not detect a flipped bit. Two different arrays have the same checksum with
+    probability 2^-32. The checksum does not depend on the sharding.
     """
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         mesh = leaf.sharding.mesh if isinstance(leaf.sharding, NamedSharding) else None
@@ -50,7 +50,7 @@ def _on_devices(x: jax.Array) -> jax.Array:
         x = x.astype(jnp.float32)
     width = 8 * min(x.dtype.itemsize, 4)
     words = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{width}")).astype(jnp.uint32)
-    # By axes, because a vector of all would gather the shards.
+    # The places are computed axis by axis, because a flat vector would gather the shards.
     places = jnp.zeros(words.shape, jnp.uint32)
     for axis, size in enumerate(words.shape):
         places = places * jnp.uint32(size) + jax.lax.broadcasted_iota("uint32", words.shape, axis)
@@ -58,12 +58,12 @@ def _on_devices(x: jax.Array) -> jax.Array:
 
 
 def _is_narrow(dtype: np.dtype[Any]) -> bool:
-    """Whether a value is smaller than a byte."""
+    """True if a value is smaller than a byte."""
     return dtype == np.bool_ or jax.dtypes.itemsize_bits(dtype) < 8
 
 
 def check_copies(arrays: Mapping[str, object], owner: str) -> None:
-    """Refuse an array of which two devices hold different copies, in any process."""
+    """Refuse an array whose copies on two devices of any processes differ."""
     groups: dict[tuple[Any, ...], dict[str, jax.Array]] = {}
     for name, array in arrays.items():
         if isinstance(array, jax.Array) and array.size and _has_copies(array):
@@ -82,9 +82,9 @@ def check_copies(arrays: Mapping[str, object], owner: str) -> None:
                 if own != expected:
                     raise ValueError(
                         f"{owner}({name}): must be the same on all devices that hold it, got "
-                        f"another copy on {device} than on {other}; make the state by "
-                        "fg.init_state, shard it by fg.state_specs, and put what comes before "
-                        "compressed_pmean in fg.local_state."
+                        f"different copies on {device} and {other}; shard the state by "
+                        "fg.state_specs, and wrap transformations before compressed_pmean in "
+                        "fg.local_state."
                     )
 
 
@@ -94,7 +94,7 @@ def _has_copies(array: jax.Array) -> bool:
 
 
 def _stacked(arrays: Iterable[jax.Array], mesh: Mesh) -> list[jax.Array]:
-    """What each device holds, as its rows of one array, which moves nothing."""
+    """View the copies of the devices as rows of one array, without moving data."""
     rows = NamedSharding(mesh, PartitionSpec("copy"))
     out: list[jax.Array] = []
     for array in arrays:
@@ -113,7 +113,7 @@ def _as_row(scalar: jax.Array) -> jax.Array:
 
 @functools.lru_cache(maxsize=8)
 def _summed(mesh: Mesh) -> "jax.stages.Wrapped":
-    """A program from stacked arrays to sums of each, uint32[devices, arrays], on all devices."""
+    """Compile the program that returns the checksums of all rows, uint32[devices, arrays]."""
 
     def sums(arrays: list[jax.Array]) -> jax.Array:
         return jnp.stack([_on_devices(array) for array in arrays])[None]

@@ -1,10 +1,11 @@
-"""Whole systems of papers, on the parts of the core, which imports nothing of them.
+"""Complete systems from papers, built on the core.
 
-    gossip    workers that talk to neighbors only: no collective over all
-    votes     the votes of DataLens, and what noisy ones tell of a worker
-    learned   codes that an autoencoder learns on the way
+    gossip    exchange with neighbors only, without a collective over all workers
+    votes     the votes of DataLens, and their privacy accounting
+    learned   codes that an autoencoder learns during training
 
-Each is loaded when it is asked for, as `fg.contrib.gossip`. May import the core.
+`fg.contrib.gossip` and the others are loaded on first access. The core does not import this room,
+which may import the core.
 """
 
 from importlib import import_module as _import_module

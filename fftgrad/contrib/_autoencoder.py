@@ -1,4 +1,4 @@
-"""A small convolutional autoencoder of the values at a support."""
+"""A small convolutional autoencoder for the values at a support."""
 
 import math
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import PyTree, Step
-from fftgrad._values import value
+from fftgrad._values import missing_extra, value
 from fftgrad.codecs import _quantizers
 from fftgrad.codecs._top_k import TopK
 from fftgrad.ops import _finite
@@ -19,21 +19,17 @@ from fftgrad.ops._random import check_key
 try:
     from flax import linen as nn
 except ImportError as error:
-    raise ImportError(
-        "fftgrad.contrib.learned: needs Flax, got none; run pip install -e '.[learned]' in the "
-        "folder of the repository"
-    ) from error
+    raise missing_extra("fftgrad.contrib.learned", "Flax", "learned") from error
 
 
 class Encoder(nn.Module):
-    """Values [..., L, 1] to a code [..., L / 2^layers, code]."""
+    """Encoder from values [..., L, 1] to a code [..., L / 2^layers, code]."""
 
     channels: tuple[int, ...]
     code: int
 
     @nn.compact
     def __call__(self, values: jax.Array) -> jax.Array:
-        """The code."""
         x = values
         for channels in self.channels:
             x = nn.leaky_relu(nn.Conv(channels, (3,), (2,))(x))
@@ -41,13 +37,12 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A code, and an innovation [..., L, 1] of which most is zero, to values [..., L, 1]."""
+    """Decoder from a code and a sparse innovation [..., L, 1] to values [..., L, 1]."""
 
     channels: tuple[int, ...]
 
     @nn.compact
     def __call__(self, code: jax.Array, innovation: jax.Array) -> jax.Array:
-        """The values."""
         x = code
         for channels in self.channels:
             x = nn.leaky_relu(nn.ConvTranspose(channels, (3,), (2,))(x))
@@ -56,18 +51,18 @@ class Decoder(nn.Module):
 
 @value
 class Autoencoder:
-    """Value: the layers of the convolutional autoencoder that learns the values at a support.
+    """Value: layers of the convolutional autoencoder that learns the values at a support.
 
-    The encoder has a convolution of width 3 and stride 2 and a leaky ReLU for each number of
-    channels, and a convolution of width 1 down to the channels of the code. The decoder undoes each
+    Each layer of the encoder is a convolution of width 3 and stride 2 with a leaky ReLU. A
+    convolution of width 1 reduces the channels to those of the code. The decoder inverts each
     stride by a transposed convolution, appends the innovation as a channel, and ends with a
-    convolution of width 1. So four layers turn 16 values into `code` numbers.
+    convolution of width 1. Four layers thus encode 16 values in `code` numbers.
 
     Args:
       encoder: channels of the encoder's layers.
       code: channels of the code.
-      decoder: channels of the decoder's layers, as many.
-      seed: of the first parameters, which are equal on all workers.
+      decoder: channels of the decoder's layers; the number of layers is that of `encoder`.
+      seed: seed of the initial parameters, which are equal on all workers.
 
     Example:
       >>> from fftgrad.contrib import learned
@@ -88,23 +83,22 @@ class Autoencoder:
         sizes = (*self.encoder, self.code, *self.decoder)
         if min(sizes) < 1 or len(self.encoder) != len(self.decoder) or not self.encoder:
             raise ValueError(
-                "Autoencoder(encoder, code, decoder): must be positive numbers of channels, in as "
-                f"many layers of both, got {self.encoder}, {self.code} and {self.decoder}; use "
-                "(64, 128, 256, 64), 4 and (32, 64, 128, 32)."
+                "Autoencoder(encoder, code, decoder): must be positive channels in as many layers, "
+                f"got {self.encoder}, {self.code}, {self.decoder}; use (8, 8), 4, (8, 8)."
             )
         check_key("Autoencoder(seed)", self.seed)
 
     @property
     def stride(self) -> int:
-        """Number of values for each place of the code."""
+        """Number of values for each position of the code."""
         return int(2 ** len(self.encoder))
 
     def code_shape(self, k: int) -> tuple[int, int]:
-        """Shape of the code of k values."""
+        """Return the shape of the code of k values."""
         return max(1, math.ceil(k / self.stride)), self.code
 
     def init(self) -> PyTree:
-        """Draw the first parameters."""
+        """Draw the initial parameters."""
         first, second = jax.random.split(jax.random.key(self.seed))
         values, code = jnp.zeros((self.stride, 1)), jnp.zeros((1, self.code))
         return {
@@ -131,27 +125,27 @@ class Autoencoder:
         return out[..., :k, 0]
 
     def weight(self, params: PyTree) -> jax.Array:
-        """The factor by which the decoder adds an innovation to the value at its place.
+        """Return the factor with which the decoder adds an innovation to a value.
 
-        The last convolution has width 1, so the layers before it run once for all innovations.
+        The last convolution has width 1, so the layers before it run once.
         """
         return params["decoder"]["out"]["kernel"][0, -1, 0]
 
 
 def _varying(params: PyTree, x: jax.Array) -> dict[str, PyTree]:
-    """The variables of a module, typed as varying like its input, as convolutions require."""
+    """Type the variables of a module as varying like its input, as convolutions require."""
     return {"params": jax.tree.map(lambda p: _axes.vary_like(p, x), params)}
 
 
 class Scaled(NamedTuple):
-    """Rows of values as their root mean squares, and the rows in units of these."""
+    """Root mean squares of rows of values, and the rows in these units."""
 
     size: jax.Array
     units: jax.Array
 
 
 def scaled(rows: jax.Array) -> Scaled:
-    """Scale each row [..., k] to a root mean square of 1, as a net expects."""
+    """Scale each row [..., k] to a root mean square of 1, the range of the network."""
     flat = rows.reshape(-1, rows.shape[-1])
     _, length = _quantizers.row_norms(flat)
     size = length * rows.shape[-1] ** -0.5
@@ -172,11 +166,11 @@ def innovation(units: jax.Array, base: jax.Array, pick: TopK) -> jax.Array:
 def loss(
     net: Autoencoder, params: PyTree, rows: Scaled, lead: jax.Array | int, pick: TopK | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Half of the squared error of the decoded rows plus half of the variance of the codes.
+    """Return half of the squared error of the decoded rows plus half of the variance of the codes.
 
-    With `pick`, each row is decoded from the code of the leader and its own innovation; else the
-    mean of the rows is decoded from the mean of their codes. Rows of zeros count for nothing.
-    Returns the loss, and the relative error of the decoded rows.
+    With `pick`, each row is decoded from the leader's code and its own innovation. Without, the
+    mean of the rows is decoded from the mean of their codes. Rows of zeros have weight 0. The
+    second result is the relative error of the decoded rows.
     """
     k = rows.units.shape[-1]
     share = rows.size / _quantizers.divisor(_finite.largest(rows.size))
@@ -207,14 +201,14 @@ def learn(
     pick: TopK | None,
     rate: float,
 ) -> tuple[PyTree, jax.Array]:
-    """Take one step of descent on the values of all workers, the same on all of them.
+    """Take one step of gradient descent on the values of all workers, equal on all workers.
 
-    `values` float32[w, k] are those of each worker at the shared positions, `lead` the number of
-    the worker whose code all decode, and `pick` selects the innovations; None decodes the mean
-    code. The gradient is clipped to length 1, and a step that is not finite changes nothing.
-    Returns the next parameters, and the relative error of the ones before.
+    `values`, float32[w, k], are the workers' values at the shared positions. `lead` is the number
+    of the worker whose code all decode. `pick` selects the innovations; None decodes the mean code.
+    The gradient is clipped to norm 1, and a step that is not finite changes nothing. Return the
+    next parameters, and the relative error of the current ones.
     """
-    # Without this a gradient along another axis of the mesh would be summed over it.
+    # Otherwise JAX would sum the gradient over another axis of the mesh.
     params = jax.tree.map(lambda p: _axes.vary_like(p, values), params)
     rows = scaled(values)
 

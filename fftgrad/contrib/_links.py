@@ -1,11 +1,11 @@
-"""The exchange of a worker with its neighbors on a graph, and its state.
+"""Exchange of a worker with its neighbors on a graph, and its state.
 
-A worker sends the compressed difference between its vector and its neighbors' copy of it. All of
-them, the worker too, add that to the copy. A worker keeps three vectors, whatever the degree: its
-own public copy, the pull of its neighbors, Σ_j (copy_j - copy_i), and the rounding error of the
-pull. Over all workers the pulls sum to zero; without the rounding error they would not, and `beer`,
-which adds up pulls, would drift away from its optimum. Where neighbors have unequal weights, each
-difference in the pull is weighted by its share of the largest weight.
+A worker sends the compressed difference between its vector and the neighbors' copy of the vector.
+The worker and its neighbors add the difference to the copy. For any degree, a worker stores three
+vectors: its own public copy, the pull Σ_j (copy_j - copy_i) of its neighbors, and the rounding
+error of the pull. With the rounding errors, the pulls of all workers sum to zero. Otherwise `beer`,
+which accumulates pulls, would drift from its optimum. If weights are unequal, each difference in
+the pull is scaled by its weight over the largest weight.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Comm, PyTree, Step
+from fftgrad._values import brief, check_within
 from fftgrad.exchanges import _bucketing, _parts
 from fftgrad.exchanges._bucketing import Bucket, Bucketing, Join
 from fftgrad.exchanges._parts import Codecs, Likes, Parts, Vectors
@@ -33,13 +34,13 @@ Weights = npt.NDArray[np.float64]
 
 
 class Graph(NamedTuple):
-    """A matrix of weights, decomposed into the permutations in which buffers travel.
+    """Matrix of weights, decomposed into the permutations in which buffers travel.
 
     Attributes:
-      largest: the largest weight of a neighbor, 0.0 if there are none.
-      sources: permutations of the workers: the neighbor that each hears. A worker with fewer
-        neighbors than others hears itself, which pulls it nowhere.
-      shares: of each permutation and worker, the weight over the largest one.
+      largest: largest weight of a neighbor; 0.0 without neighbors.
+      sources: permutations of the workers, with the neighbor from which each one receives. A worker
+        with fewer neighbors than others receives from itself, without effect.
+      shares: weight over the largest weight, for each permutation and worker.
     """
 
     largest: float
@@ -53,15 +54,14 @@ def graph_of(owner: str, weights: npt.ArrayLike) -> Graph:
     square = w.ndim == 2 and w.shape[0] == w.shape[1] > 0
     if not square or w.min() < 0 or not np.allclose(w, w.T) or not np.allclose(w.sum(1), 1):
         raise ValueError(
-            f"{owner}(weights): must be a symmetric matrix [workers, workers], with weights that "
-            "are not negative and sum to 1 in each row, or gossip would not keep the mean, got "
-            f"{w.tolist()}; use gossip.ring(workers)."
+            f"{owner}(weights): must be a symmetric matrix [workers, workers] of weights >= 0 with "
+            f"rows that sum to 1, got {brief(weights)}; use gossip.ring(workers)."
         )
     others = w * (1 - np.eye(len(w)))
     largest = float(others.max())
     sources = _permutations(others > 0)
     rows = [others[np.arange(len(w)), list(heard)] / largest for heard in sources]
-    # Of equal weights exactly 1, however they were divided.
+    # Shares of equal weights are exactly 1, in spite of rounding.
     shares = np.reshape(rows, (len(rows), len(w)))
     shares = np.where(np.isclose(shares, 1), 1, shares).astype(np.float32)
     return Graph(largest, sources, shares)
@@ -70,8 +70,8 @@ def graph_of(owner: str, weights: npt.ArrayLike) -> Graph:
 def _permutations(hears: npt.NDArray[np.bool_]) -> list[tuple[int, ...]]:
     """Decompose the neighbors, [workers, workers], into few permutations, near ones first.
 
-    A worker that lacks neighbors is its own neighbor instead, so all have the same degree, and such
-    a graph is a sum of permutations. Each is found by paths that augment a matching.
+    A worker with fewer neighbors is also its own neighbor. All degrees are then equal, and the
+    graph is a sum of permutations. Augmenting paths find each permutation as a matching.
     """
     workers, degrees = len(hears), hears.sum(1)
     left = hears.astype(int) + np.diag(degrees.max() - degrees)
@@ -101,12 +101,12 @@ def _permutations(hears: npt.NDArray[np.bool_]) -> list[tuple[int, ...]]:
 
 
 class Copied(NamedTuple):
-    """A tree of which neighbors have a copy, float32.
+    """A float32 tree that the neighbors copy.
 
     Attributes:
-      copy: the copy that all neighbors have of this worker's tree.
+      copy: the neighbors' copy of this worker's tree.
       pull: Σ_j (copy_j - copy_i) over the neighbors j.
-      rest: the rounding error of the pull.
+      rest: rounding error of the pull.
     """
 
     copy: PyTree
@@ -118,10 +118,10 @@ class Links(NamedTuple):
     """A worker's state of the exchange with its neighbors.
 
     Attributes:
-      trees: the trees of which neighbors have a copy.
-      codecs: the state of the codecs.
-      skipped: how many times this worker or a neighbor sent nothing, because it was not finite.
-      overflow: how many values of this worker no codec could represent.
+      trees: the trees that the neighbors copy.
+      codecs: states of the codecs.
+      skipped: number of messages of this worker and its neighbors that were not finite.
+      overflow: number of this worker's values that no codec could represent.
     """
 
     trees: tuple[Copied, ...]
@@ -131,7 +131,7 @@ class Links(NamedTuple):
 
 
 class Gossip(NamedTuple):
-    """The checked arguments of an optimizer that exchanges with neighbors only."""
+    """Checked arguments of an optimizer that exchanges with neighbors."""
 
     owner: str
     codecs: tuple[Codecs, ...]
@@ -152,14 +152,10 @@ class Gossip(NamedTuple):
         axis_name: AxisName,
         bucketing: Bucketing,
     ) -> "Gossip":
-        """Check the arguments, and take the scope of the codec or rule for the bucketing."""
+        """Check the arguments, and use the scope of the codec or rule for the bucketing."""
         for codec in codecs:
             _parts.check_codec(owner, codec)
-        if not 0 < gamma <= 1:
-            raise ValueError(
-                f"{owner}(gamma): must be above 0 and at most 1, got {gamma}; use 1.0 for a codec "
-                "without loss, or gossip.largest_gamma(weights) in beer, and less for others."
-            )
+        check_within(f"{owner}(gamma)", gamma, "(0, 1]", "use 0.5, or 1.0 for a lossless codec.")
         _axes.check_names(f"{owner}(axis_name)", axis_name)
         check_key(f"{owner}(key)", key)
         scope = bucketing.scope or _parts.scope_of(codecs[-1])
@@ -168,14 +164,14 @@ class Gossip(NamedTuple):
         return cls(owner, codecs, graph, float(gamma), key, axis_name, bucketing)
 
     def init(self, copies: Sequence[PyTree], params: PyTree) -> OfShards:
-        """The state before the first step, when all workers know all copies.
+        """Return the state before the first step, in which all workers know all copies.
 
-        It is of no use to another graph, or number of workers.
+        Another graph or number of workers needs a new state.
         """
         zero = jnp.zeros((), jnp.int32)
         zeros = jax.tree.map(jnp.zeros_like, copies[0])
         trees = tuple(Copied(copy, zeros, zeros) for copy in copies)
-        if stands_in(params):  # whose codec states are not known
+        if stands_in(params):  # placeholders, for which no codec has a state
             return OfShards(add_worker_axis(Links(trees, zero, zero, zero)))
         buckets = [
             [one] * len(self.codecs) for one in _bucketing.bucket_likes(copies[0], self.bucketing)
@@ -186,17 +182,17 @@ class Gossip(NamedTuple):
     def checked(self, updates: PyTree, params: PyTree | None, **extra: Any) -> PyTree:
         """Check that the parameters and the gradients are this worker's own."""
         refuse_masked(updates, self.owner, "")
-        refuse_weight(self.owner, extra.get("weight"), "what neighbors average are parameters")
+        refuse_weight(self.owner, extra.get("weight"), "neighbors average parameters")
         check_local(updates, self.axis_name, self.owner)
         workers = _axes.size(self.axis_name, self.owner)
         if workers != self.graph.shares.shape[1]:
             raise ValueError(
                 f"{self.owner}(weights): must have a row for each of {workers} workers, got "
-                f"{self.graph.shares.shape[1]} rows; use gossip.ring({workers})."
+                f"{self.graph.shares.shape[1]}; use gossip.ring({workers})."
             )
         if params is None:
             raise ValueError(
-                f"{self.owner}.update(params): must be the worker's parameters, got None; call "
+                f"{self.owner}.update(params): must be parameters, got None; call "
                 "tx.update(grads, state, params)."
             )
         check_own(self.owner, params, self.axis_name)
@@ -205,9 +201,9 @@ class Gossip(NamedTuple):
     def tell(
         self, trees: Sequence[PyTree], state: OfShards, number: jax.Array
     ) -> tuple[tuple[Copied, ...], OfShards]:
-        """Send the news of these trees to the neighbors, in one buffer for each bucket.
+        """Send the changes of these trees to the neighbors, in one buffer for each bucket.
 
-        Returns the trees with the next copies and pulls, and the next state.
+        Return the trees with the next copies and pulls, and the next state.
         """
         before: Links = drop_worker_axis(state.value)
         lacks = [
@@ -219,7 +215,7 @@ class Gossip(NamedTuple):
         found = (_bucketing.to_buckets(_axes.whole(tree), self.bucketing) for tree in lacks)
         split, joins = zip(*found, strict=True)
         buckets = list(zip(*split, strict=True))
-        # Behind a barrier, because every leaf of the state would compute it again.
+        # Without the barrier, XLA would recompute the flag for every leaf of the state.
         values = [vector for bucket in buckets for vector in _vectors(bucket)]
         finite = lax.optimization_barrier(_finite.all_finite(values))
         overflow, silent = jnp.int32(0), jnp.int32(0)
@@ -257,7 +253,7 @@ class Gossip(NamedTuple):
 
 
 def copied(state: OfShards) -> tuple[Copied, ...]:
-    """The trees of this worker of which neighbors have a copy."""
+    """Return the trees of this worker that the neighbors copy."""
     links: Links = drop_worker_axis(state.value)
     return links.trees
 
@@ -277,7 +273,7 @@ def _moved(old: Copied, sent: PyTree, pull: PyTree, rest: PyTree) -> Copied:
 
 
 class _Sums(NamedTuple):
-    """Of each part: what this worker sent, the pull, and the rounding error of the pull."""
+    """For each part: the values that this worker sent, the pull, and its rounding error."""
 
     said: Vectors
     pull: Vectors
@@ -292,10 +288,10 @@ def _add(
     shares: jax.Array,
     equal: np.bool_,
 ) -> tuple[jax.Array, _Sums]:
-    """Decode the buffers of this worker and its neighbors, and add them up.
+    """Decode the buffers of this worker and its neighbors, and sum them.
 
-    In one loop, so that all workers decode a buffer to the same bits. The first result says which
-    of them sent anything.
+    One loop decodes all buffers, so that all workers decode a buffer to the same bits. The first
+    result is True for each buffer that is finite.
     """
     like = codec.payload_spec(likes)
 
@@ -305,7 +301,7 @@ def _add(
         finite = jnp.asarray(header.finite)
         vectors = _settled(codec.decompress(payloads, likes, step), finite)
         said = optax.tree.where(is_own, vectors, sums.said)
-        # Of two neighbors one has the negative of what the other has, to the bit.
+        # Two neighbors have the same difference up to the sign, bit by bit.
         draws = tuple(theirs - own for theirs, own in zip(vectors, said, strict=True))
         if not equal:
             draws = _settled(tuple(share * draw for draw in draws), share >= 0)
@@ -320,10 +316,10 @@ def _add(
 
 
 def _settled(vectors: Vectors, keep: jax.Array) -> Vectors:
-    """The vectors, rounded, or zeros.
+    """Return the vectors, or zeros unless `keep`, with the rounding of float32.
 
-    As bits, because a compiler may put a product and the difference or sum that follows into one
-    operation, which rounds once where the neighbor's rounds twice.
+    The detour through bits prevents fused multiply-adds, whose rounding could differ from that of
+    the neighbor.
     """
     mask = jnp.where(keep, jnp.uint32(0xFFFFFFFF), jnp.uint32(0))
     bits = (lax.bitcast_convert_type(vector, jnp.uint32) for vector in vectors)
@@ -344,7 +340,7 @@ def _vectors(buckets: Sequence[Bucket]) -> Vectors:
 
 
 def _rebuild(flat: Vectors, buckets: Sequence[Bucket]) -> list[Any]:
-    """The bucket of each tree, from the vectors of all."""
+    """Rebuild the bucket of each tree from the vectors of all trees."""
     left = iter(flat)
     return [_parts.rebuild([next(left) for _ in bucket], bucket) for bucket in buckets]
 

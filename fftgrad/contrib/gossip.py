@@ -1,7 +1,7 @@
-"""Gossip: workers that send to their neighbors on a graph, in place of a mean over all workers.
+"""Gossip: workers average with their neighbors on a graph instead of with all workers.
 
-A graph is a matrix of weights [workers, workers], symmetric and doubly stochastic: worker i moves
-towards worker j by the weight in row i and column j.
+A graph is a symmetric, doubly stochastic matrix of weights [workers, workers]. The weight in row i
+and column j is the share by which worker i moves towards worker j.
 """
 
 from typing import Any, NamedTuple
@@ -34,10 +34,10 @@ __all__ = [
 
 
 def ring(workers: int) -> Weights:
-    """Function: the weights of a ring, on which each worker hears the two beside it.
+    """Function: make the weights of a ring, on which each worker has two neighbors.
 
-    All weights are 1/3; with two workers 1/2. The spectral gap 1 - |λ₂| closes with the square of
-    the workers: 8 have 0.20, 16 have 0.051, 64 have 0.0032.
+    All weights are 1/3; with two workers 1/2. The spectral gap 1 - |λ₂| is inversely proportional
+    to the square of the number of workers: 0.20 for 8, 0.051 for 16, 0.0032 for 64.
 
     Args:
       workers: number of workers.
@@ -54,10 +54,10 @@ def ring(workers: int) -> Weights:
 
 
 def torus(rows: int, columns: int) -> Weights:
-    """Function: the weights of a grid, on which each worker hears those beside, above and below.
+    """Function: make the weights of a torus, on which each worker has four neighbors.
 
     Worker i is in row i // columns and column i % columns, as on a mesh of these two axes. Rows and
-    columns are rings, and all weights are equal: 1/5, more where a ring has one or two workers.
+    columns are rings. All weights are 1/5, or larger if a ring has only one or two workers.
 
     Args:
       rows: number of rows.
@@ -76,13 +76,13 @@ def torus(rows: int, columns: int) -> Weights:
 
 
 def largest_gamma(weights: npt.ArrayLike) -> float:
-    """Function: 1 / (1 - λ) for the smallest eigenvalue λ of the weights, at most 1.
+    """Function: compute 1 / (1 - λ) for the smallest eigenvalue λ of the weights, at most 1.
 
-    Up to this γ gossip does not overshoot: a round leaves a share of at least 1 - γ (1 - λ) of each
-    difference between workers. Above it some differences change their sign.
+    A round multiplies differences between workers by 1 - γ (1 - λ) or more. Up to this γ, no
+    difference changes its sign.
 
     Args:
-      weights: the matrix.
+      weights: the matrix of a graph.
 
     Example:
       >>> from fftgrad.contrib import gossip
@@ -94,13 +94,13 @@ def largest_gamma(weights: npt.ArrayLike) -> float:
 
 
 def _beside(workers: int) -> Weights:
-    """Make the matrix that has 1.0 for each pair of different neighbors on a ring, and 0.0 else."""
+    """Return the adjacency matrix of a ring."""
     eye = np.eye(check_count("gossip(workers)", workers, "use that of the axis."))
     return np.maximum(np.roll(eye, 1, axis=1), np.roll(eye, -1, axis=1)) * (1 - eye)
 
 
 def _equal(hears: Weights) -> Weights:
-    """The same weight for each worker itself and each of its neighbors."""
+    """Give a worker and each of its neighbors the same weight."""
     out = (hears > 0) + np.eye(len(hears))
     return out / out.sum(1, keepdims=True)
 
@@ -109,8 +109,8 @@ class ChocoState(NamedTuple):
     """State of `choco_sgd`.
 
     Attributes:
-      step: how many updates there were, int32, equal on all workers.
-      inner: the inner optimizer's state, of which each worker has its own.
+      step: number of updates, int32, equal on all workers.
+      inner: each worker's own state of the inner optimizer.
       neighbors: the public copy of each worker's parameters, the pull of its neighbors, and
         counters.
     """
@@ -130,58 +130,57 @@ def choco_sgd(
     key: jax.Array | int = 0,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Optimizer: CHOCO-SGD; each worker trains, and averages with its neighbors on a graph.
+    """Optimizer: CHOCO-SGD, in which each worker trains and averages with its neighbors.
 
-    With x_i the parameters of worker i, x̂_i the copy of them that all its neighbors hold, and W
-    the weights of the graph,
+    With x_i the parameters of worker i, x̂_i the copy of x_i at all its neighbors, and W the weights
+    of the graph,
 
         x_i ← x_i + inner(∇f_i(x_i)),
         q_i = C(x_i - x̂_i),   x̂_j ← x̂_j + q_j   for the worker itself and its neighbors j,
         x_i ← x_i + γ Σ_j W_ij (x̂_j - x̂_i).
 
-    A worker sends once to each neighbor, however many workers there are. It is a whole optimizer.
+    A worker sends one message to each neighbor. This is a complete optimizer.
 
     The parameters *differ between the workers*: under `jax.shard_map` they have a leading axis of
-    workers, as with `diloco`. All start from the same ones. Evaluate and save their mean. With a
-    constant learning rate and data that differ it stops at a distance from the optimum; `beer` does
-    not.
+    workers, as with `diloco`. All workers must start from the same parameters. Evaluate and save
+    their mean. If the workers' data differ, a constant learning rate converges to a distance from
+    the optimum; `beer` converges to the optimum.
 
     Args:
-      inner: the optimizer of each worker, complete with its learning rate, as
+      inner: the optimizer of each worker with its learning rate, such as
         `optax.apply_if_finite(optax.sgd(0.1, momentum=0.9), 100)`.
-      codec: C, or a rule from a part to its codec. It should be a contraction, as `TopK`, `Sign`
-        and `LogQuantizer` are.
-      weights: W, `ring(workers)`, `torus(rows, columns)`, or another symmetric matrix without
-        negative weights whose rows sum to 1.
-      gamma: γ in (0, 1]: 1.0 for a codec without loss, less for others. If it is too large,
-        training diverges.
-      bucketing: which leaves are compressed together; see `Bucketing`.
-      key: seed or PRNG key of codecs that draw, equal on all workers.
+      codec: C, or a rule from a part to its codec. Use a contraction, such as `TopK`, `Sign` or
+        `LogQuantizer`.
+      weights: W: `ring(workers)`, `torus(rows, columns)`, or another symmetric matrix of weights
+        >= 0 with rows that sum to 1.
+      gamma: γ in (0, 1]: 1.0 for a lossless codec, less for others. Training diverges if γ is too
+        large.
+      bucketing: groups of leaves that are compressed together; see `Bucketing`.
+      key: seed or PRNG key of random codecs, equal on all workers.
       axis_name: the axis, or axes, of the workers.
 
-    Shapes: three vectors a worker, whatever the degree: x̂_i, Σ_j (x̂_j - x̂_i) over the neighbors,
-      and the rounding error of that.
+    Shapes: three vectors a worker for any degree: x̂_i, Σ_j (x̂_j - x̂_i) over the neighbors, and
+      the rounding error of this sum.
 
-    Wire: `fg.wire_bytes(codec, params, bucketing)` bytes in one buffer, which is sent to each of
-      the worker's neighbors.
+    Wire: one buffer of `fg.wire_bytes(codec, params, bucketing)` bytes to each neighbor.
 
     Claims: the mean of the parameters moves by the mean of the updates of `inner`, up to rounding.
-      A worker whose parameters are not finite sends nothing: it and its neighbors leave its copy as
-      it was and count that in `skipped`. Its own parameters stay NaN. Then, and for another number
-      of workers, make a new state from the mean of the finite parameters.
+      A worker whose parameters are not finite sends nothing. Then this worker and its neighbors
+      keep its copy and increment `skipped`, and its own parameters stay NaN. In this case, and for
+      another number of workers, make a new state from the mean of the finite parameters.
 
-    Differs from the paper: copies start as the common first parameters, not as zero.
+    Differs from the paper: copies start with the common initial parameters, not with zero.
 
     Raises:
-      ValueError: while tracing, if `params` is missing or not a worker's own, `update` gets a
-        `weight`, or the weights do not fit the number of workers.
+      ValueError: while tracing, if `params` are missing or not a worker's own; if `update` gets a
+        `weight`; or if the weights do not fit the number of workers.
 
     Example:
       >>> from fftgrad.contrib import gossip
       >>> import optax
       >>> tx = gossip.choco_sgd(optax.sgd(1.0), fg.Identity(), gossip.ring(3), gamma=1.0)
       >>> step = lambda grad, x: x + tx.update(grad, tx.init(jnp.zeros(1)), x)[0]
-      >>> grads = jnp.array([[-1.0], [-2.0], [-6.0]])  # of three workers, that all hear each other
+      >>> grads = jnp.array([[-1.0], [-2.0], [-6.0]])  # on a ring of 3, all are neighbors
       >>> jax.vmap(step, axis_name="data")(grads, jnp.zeros((3, 1))).ravel()
       Array([3., 3., 3.], dtype=float32)
 
@@ -217,8 +216,8 @@ class Estimate(NamedTuple):
     """A worker's estimate of the mean gradient.
 
     Attributes:
-      of_all: v, its estimate.
-      own: its own last gradient.
+      of_all: v, the estimate.
+      own: the worker's last gradient.
     """
 
     of_all: Any
@@ -229,11 +228,11 @@ class BeerState(NamedTuple):
     """State of `beer`.
 
     Attributes:
-      step: how many updates there were, int32, equal on all workers.
-      inner: the inner optimizer's state, of which each worker has its own.
-      estimate: of the mean gradient, by each worker, and its own last gradient, float32.
-      neighbors: the public copies of each worker's tracked gradient and of its parameters, the
-        pulls of its neighbors on both, and counters.
+      step: number of updates, int32, equal on all workers.
+      inner: each worker's own state of the inner optimizer.
+      estimate: each worker's estimate of the mean gradient, and its last gradient, float32.
+      neighbors: the public copies of each worker's tracked gradient and parameters, the pulls of
+        its neighbors on both, and counters.
     """
 
     step: jax.Array
@@ -253,49 +252,49 @@ def beer(
     key: jax.Array | int = 0,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Optimizer: BEER; gossip of the parameters and of a gradient that tracks that of all.
+    """Optimizer: BEER, in which workers gossip their parameters and tracked mean gradients.
 
     With x_i the parameters of worker i, v_i its estimate of the mean gradient, x̂_i and v̂_i the
-    copies of both that its neighbors hold, and W the weights of the graph, step t is
+    copies of both at its neighbors, and W the weights of the graph, step t is
 
         v_i ← v_i + γ Σ_j W_ij (v̂_j - v̂_i) + ∇f_i(x_i) - (∇f_i(x_i) of the step before),
         v̂_j ← v̂_j + C(v_j - v̂_j),
         x_i ← x_i + γ Σ_j W_ij (x̂_j - x̂_i) + inner(v_i),
         x̂_j ← x̂_j + C(x_j - x̂_j),
 
-    where both C travel in one buffer. The mean of the v_i is the mean gradient. So, unlike
-    `choco_sgd`, it converges linearly to the optimum where the workers' data differ, with exact
-    gradients of a strongly convex function, a constant learning rate and a lossy codec.
+    and one buffer contains both compressed differences. The mean of the v_i is the mean gradient.
+    So with exact gradients, BEER converges linearly to the optimum of a strongly convex function,
+    even if the workers' data differ, the codec is lossy and the learning rate constant.
 
-    The parameters differ between the workers, as with `choco_sgd`, whose remarks on that hold here.
-    With `DynamicSign` for the codecs one bit of a value travels, as in Dyna-COLD. COLD's own update
-    is not reproduced: its text was not at hand.
+    The parameters differ between the workers: see `choco_sgd`. With `DynamicSign` as codec, one bit
+    of a value travels, as in Dyna-COLD. The update of COLD is not reproduced, because its text was
+    not available.
 
     Args:
-      inner: the optimizer of v, with the learning rate η: `optax.sgd(η)` is the paper's.
-      codec: C, or a rule from a part to its codec; a contraction.
+      inner: the optimizer of v with the learning rate η. The paper uses `optax.sgd(η)`.
+      codec: C, or a rule from a part to its codec. Use a contraction.
       weights: W, as for `choco_sgd`.
-      gamma: γ in (0, 1]: `largest_gamma(weights)`, 0.75 on a ring of 8 and 0.67 on a torus
-        of 2 x 4, times about the share of the energy that the codec keeps. Above it differences
-        between workers change their sign, and smaller learning rates diverge.
+      gamma: γ in (0, 1], about `largest_gamma(weights)` times the share of the energy that the
+        codec keeps. `largest_gamma` is 0.75 on a ring of 8 and 0.67 on a torus of 2 x 4. With a
+        larger γ, smaller learning rates diverge.
       gradients: another C for the tracked gradients, such as a `DynamicSign` of another scale.
-      bucketing: which leaves are compressed together; see `Bucketing`.
-      key: seed or PRNG key of codecs that draw, equal on all workers.
+      bucketing: groups of leaves that are compressed together; see `Bucketing`.
+      key: seed or PRNG key of random codecs, equal on all workers.
       axis_name: the axis, or axes, of the workers.
 
-    Shapes: eight vectors a worker, whatever the degree: x̂ and v̂; the pulls of the neighbors on x
-      and v, each with its rounding error; v, and the last ∇f.
+    Shapes: eight vectors a worker for any degree: x̂ and v̂; the pulls of the neighbors on x and v,
+      each with its rounding error; v, and the last ∇f.
 
-    Wire: twice `fg.wire_bytes(codec, params, bucketing)` bytes, less 4 for the one header of both,
-      in one buffer, which is sent to each of the worker's neighbors.
+    Wire: one buffer to each neighbor, with twice the bytes of
+      `fg.wire_bytes(codec, params, bucketing)` minus 4 for the common header.
 
-    Claims: the mean over the workers of what `inner` gets is the mean of their gradients, up to
-      rounding. A gradient that is not finite makes this worker's update so, unless `inner` leaves
-      it out, as `optax.apply_if_finite(optax.sgd(η), 100)` does; the estimate keeps its last value.
-      The claims of `choco_sgd` on parameters that are not finite hold here.
+    Claims: the mean of the v_i is the mean gradient of the workers, up to rounding. If a gradient
+      is not finite, this worker's update is not finite either, unless `inner` skips it, such as
+      `optax.apply_if_finite(optax.sgd(η), 100)`. The estimate then keeps its last value. For
+      parameters that are not finite, the claims of `choco_sgd` hold.
 
-    Differs from the paper: x̂ starts as the common first parameters, not as zero; steps begin with
-      the gradient, as in the authors' code; `inner` may be any optimizer.
+    Differs from the paper: x̂ starts with the common initial parameters, not with zero; steps begin
+      with the gradient, as in the authors' code; `inner` may be any optimizer.
 
     Raises:
       ValueError: as `choco_sgd`.
@@ -306,7 +305,7 @@ def beer(
       >>> tx = gossip.beer(optax.sgd(0.5), fg.Sign(), gossip.ring(4), gamma=0.5)
       >>> @jax.jit
       ... @lambda step: jax.vmap(step, axis_name="data")
-      ... def step(x, state, target):  # half the squared distance: the optimum is the mean target
+      ... def step(x, state, target):  # the optimum is the mean target
       ...     moves, state = tx.update(x - target, state, x)
       ...     return x + moves, state
       >>> target, x = jnp.array([[0.0], [1.0], [2.0], [9.0]]), jnp.zeros((4, 1))
@@ -351,7 +350,7 @@ def beer(
         moves, own = run(narrow, drop_worker_axis(state.inner), x, **extra)
         moves = links.drawn(moves, known)
         after = _links.wide(optax.apply_updates(x, moves))
-        # A gradient that is not finite is seen in the update, and forgotten.
+        # A gradient that is not finite affects this update, but not the estimate.
         fine = _finite.all_finite(now.own)
         now = optax.tree.where(fine, now, Estimate(drawn, before.own))
         _, neighbors = links.tell((now.of_all, after), state.neighbors, state.step)
@@ -362,10 +361,10 @@ def beer(
 
 
 def consensus_distance(params: PyTree) -> jax.Array:
-    """Function: the root mean square distance of the workers' parameters from their mean.
+    """Function: compute the root mean square distance of the workers' parameters from their mean.
 
-    √(Σ_i ||x_i - x̄||² / w), with x_i all parameters of worker i of w and x̄ their mean. It is 0.0
-    where all are equal, and NaN where one is not finite. Compare it with ||x̄||.
+    √(Σ_i ||x_i - x̄||² / w), with x_i the parameters of worker i of w, and x̄ their mean. The
+    distance is NaN if a value is not finite. Compare the distance with ||x̄||.
 
     Args:
       params: the parameters of all workers, each leaf with a leading axis of workers.
@@ -373,7 +372,7 @@ def consensus_distance(params: PyTree) -> jax.Array:
     Returns:
       float32[].
 
-    Wire: what XLA needs to take the mean of a sharded axis.
+    Wire: the collectives of XLA for a mean over a sharded axis.
 
     Example:
       >>> rows = {"w": jnp.array([[0.0, 1.0], [2.0, 1.0]])}

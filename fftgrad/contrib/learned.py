@@ -1,6 +1,6 @@
-"""LGC: codes of the largest coefficients, by an autoencoder in Flax that learns while training.
+"""LGC: an autoencoder in Flax learns to encode the largest coefficients during training.
 
-It needs an extra: `pip install -e ".[learned]"`.
+This module needs the extra `pip install -e ".[learned]"`.
 """
 
 import dataclasses
@@ -15,7 +15,6 @@ from jax import lax
 from fftgrad import _axes
 from fftgrad._contracts import (
     Averaged,
-    Codec,
     Comm,
     Exchange,
     Memory,
@@ -46,16 +45,16 @@ __all__ = ["Autoencoder", "LearnedCodes", "LearnedCodesState", "lgc"]
 Variant = Literal["leader", "all_reduce"]
 
 CODE_DTYPE = jnp.bfloat16
-"""Of the leader's code, which is broadcast and not summed."""
+"""Dtype of the leader's code, which is broadcast and not summed."""
 
 
 class LearnedCodesState(NamedTuple):
-    """The shared state of `LearnedCodes`; a worker's own state is that of its selectors.
+    """Shared state of `LearnedCodes`. A worker's own state is that of its selectors.
 
     Attributes:
-      autoencoder: its parameters, equal on all workers once codes travel.
-      error: its relative error in the last step in which it learned, float32[1]; 1 before.
-      agreed: whether the parameters of one worker have gone to all since they learned, bool[1].
+      autoencoder: parameters of the autoencoder, equal on all workers once codes travel.
+      error: relative error in the last step of learning, float32[1]; 1 before.
+      agreed: True if the parameters of one worker were broadcast after learning, bool[1].
     """
 
     autoencoder: PyTree
@@ -65,53 +64,52 @@ class LearnedCodesState(NamedTuple):
 
 @value
 class LearnedCodes(Exchange):
-    """Exchange: the coefficients that one worker chooses, in a code that is learned meanwhile.
+    """Exchange: coefficients that a leader chooses, in a code that an autoencoder learns.
 
-    At step t worker t mod w is the leader L, which chooses the positions of its largest values, as
-    in `LeaderTopK`. Until step `until` all workers gather their values there, exactly, and each
-    makes the same step of descent of an autoencoder E, D on them. From then on codes travel. With
-    u_i the values of worker i in units of their root mean square,
+    At step t, worker t mod w is the leader L and chooses the positions of its largest values, as in
+    `LeaderTopK`. Before step `until`, all workers gather their exact values at these positions, and
+    train the same autoencoder E, D on them. From then on, codes travel. With u_i the values of
+    worker i in units of their root mean square, u_i is replaced by
 
-        "leader":      D(E(u_L)) + b J_i,  J_i the largest of u_i - D(E(u_L)), which each sends,
-        "all_reduce":  D(Σ_i g_i E(u_i) / Σ_i g_i), the codes being summed by an all-reduce,
+        "leader":      D(E(u_L)) + b J_i,  J_i the largest of u_i - D(E(u_L)), sent by each worker,
+        "all_reduce":  D(Σ_i g_i E(u_i) / Σ_i g_i), with the sum by an all-reduce,
 
-    stands for u_i, and g_i times that for worker i's values. The scale g_i is the factor by which
-    its own code comes closest to them, or 0, so that nothing is sent, if no factor helps. Half of
-    the loss of the autoencoder is its error, the other half the variance of the workers' codes.
+    and the values of worker i by g_i times this. The scale g_i >= 0 minimizes the error of worker
+    i's own code; nothing is sent if g_i is 0. Half of the autoencoder's loss is its error, and half
+    is the variance of the workers' codes.
 
     Args:
-      codec: a selector of a fixed number of values, such as `TopK`; or a rule from a part's name
-        and shape to one, or to `Identity()` for parts that travel dense.
-      until: the step from which codes travel; None to learn for ever, 0 never to.
+      codec: a selector of a fixed number of values, such as `TopK`. Or a rule from a part's name
+        and shape to such a selector, or to `Identity()` for dense parts.
+      until: the step from which codes travel; None to learn in all steps, 0 in none.
       variant: "leader" or "all_reduce".
-      innovation: the share of its values that each worker sends beside the leader's code; at least
-        one value.
-      rate: of the autoencoder's descent, whose gradients are clipped to length 1.
-      autoencoder: its layers.
+      innovation: share of its values that each worker sends in addition to the leader's code; at
+        least one value.
+      rate: learning rate of the autoencoder, whose gradients are clipped to norm 1.
+      autoencoder: layers of the autoencoder.
 
-    Wire: the words of all positions once, and 4 bytes a value of the parts that travel dense. While
-      it learns, 4 + 4k bytes to all. With a leader, a code of 2 bytes a number, k / 4 of them by
-      default, once, and 12 bytes and the innovation, 4m and positions, to all. With an all-reduce 8
-      bytes and codes of 4 bytes a number. The step from which codes travel has the autoencoder's
-      parameters too, 4 bytes each, from one worker to all. `.at(step).wire_bytes(x)`.
+    Wire: all positions once, and 4 bytes for each value of the dense parts. Learning adds 4 + 4k
+      bytes in a gather. With a leader, coding adds a broadcast of k / 4 numbers of 2 bytes by
+      default. It also adds a gather of 12 bytes and the innovation: 4m bytes and positions. With an
+      all-reduce, coding adds 8 bytes and codes of 4 bytes a number. Step `until` also broadcasts
+      the parameters of the autoencoder, 4 bytes each. See `.at(step).wire_bytes(x)`.
 
-    Claims: all workers get the same bits. The mean is that of what was sent, to rounding, so that
-      error feedback loses nothing. With a leader ||x - sent||² <= ||x||², whatever the autoencoder
-      has learned. With an all-reduce that need not be so: what counts as sent is
-      g_i (D(c) + D'(c) (E(u_i) - c)), c the mean code, D' the derivative, because a decoder that is
-      not linear has no other share of each worker in its mean. If anything is not finite anywhere
-      the mean is NaN throughout.
+    Claims: all workers get the same bits. The mean equals the mean of the sent values up to
+      rounding, so error feedback loses nothing. With a leader, ||x - sent||² <= ||x||² for any
+      parameters of the autoencoder. With an all-reduce this may not hold. Worker i's sent values
+      are g_i (D(c) + D'(c) (E(u_i) - c)), with c the mean code and D' the derivative. This first
+      order is used because a nonlinear decoder has no exact share for each worker. If a value of
+      any worker is not finite, the whole mean is NaN.
 
-    Differs from the paper: this follows its abstract and a public implementation, because the full
-      text was not at hand. One code for the values of all parts, padded with zeros to whole
-      strides, instead of one for each layer. Ours are the scales g_i, units of root mean squares,
-      innovations that are what the code lacks instead of the largest values, clipped gradients, a
-      leader's code in bfloat16, and that the autoencoder learns what its variant decodes: every
-      worker's values from the leader's code, or the mean from the mean code.
+    Differs from the paper: this follows the abstract and a public implementation, because the full
+      text was not available. One code contains the values of all parts, padded with zeros to whole
+      strides, instead of one code for each layer. These are ours: scales g_i; units of root mean
+      squares; innovations that are errors of the code instead of the largest values; clipped
+      gradients; a leader's code in bfloat16; and an autoencoder that learns the values that its
+      variant decodes, from the leader's code or from the mean code.
 
     Raises:
-      ValueError: while tracing, if something other than a selector of a fixed number of values is
-        to choose, or the bytes are asked for that change by step.
+      ValueError: while tracing, for another codec, or for bytes that change with the step.
 
     Example:
       >>> from fftgrad.contrib import learned
@@ -132,10 +130,8 @@ class LearnedCodes(Exchange):
 
     def __post_init__(self) -> None:
         _parts.check_codec("LearnedCodes", self.codec)
-        if isinstance(self.codec, Codec):
-            _check_selector(self.codec)
         if self.until is not None:
-            check_count("LearnedCodes(until)", self.until, "use None to learn for ever.", least=0)
+            check_count("LearnedCodes(until)", self.until, "use None to always learn.", least=0)
         check_within("LearnedCodes(innovation)", self.innovation, "(0, 1]", "use 1e-5.")
         check_within("LearnedCodes(rate)", self.rate, "(0, inf)", "use 1e-3.")
         check_choice("LearnedCodes(variant)", self.variant, get_args(Variant))
@@ -146,7 +142,7 @@ class LearnedCodes(Exchange):
         return _parts.scope_of(self.codec)
 
     def at(self, step: int) -> "LearnedCodes":
-        """The exchange of the phase of a step: one that only learns, or one that only codes."""
+        """Return the exchange of a step's phase, which only learns or only codes."""
         learns = self.until is None or step < self.until
         return dataclasses.replace(self, until=None if learns else 0)
 
@@ -178,11 +174,11 @@ class LearnedCodes(Exchange):
         )
 
     def _outcome(self, turn: "_Turn", state: LearnedCodesState) -> tuple["_Outcome", jax.Array]:
-        """The outcome of the phase of this step, and whether all workers have one autoencoder."""
+        """Run the phase of this step; also return `agreed` of the next state."""
 
         def code(params: PyTree) -> _Outcome:
             if self.until:
-                # Equal up to then only as far as devices add up alike.
+                # Devices may round differently while the autoencoder learns.
                 params = lax.cond(state.agreed[0], lambda p: p, turn.broadcast, params)
             by = self._code_by_leader if self.variant == "leader" else self._code_by_sum
             return by(turn, params, state.error)
@@ -207,7 +203,7 @@ class LearnedCodes(Exchange):
         return lax.cond(learns, *phases, state.autoencoder), ~learns[None]
 
     def _learn(self, turn: "_Turn", params: PyTree) -> "_Outcome":
-        """Gather all values at the leader's positions, and let the autoencoder learn them."""
+        """Gather all values at the leader's positions, and train the autoencoder on them."""
         sides, _ = turn.agree(jnp.zeros((0,), jnp.uint32))
         values = turn.at(sides)
         dense, _ = turn.means()
@@ -220,7 +216,7 @@ class LearnedCodes(Exchange):
         return _Outcome(mean, values, dense, sides, params, error[None], stats)
 
     def _code_by_leader(self, turn: "_Turn", params: PyTree, error: jax.Array) -> "_Outcome":
-        """Broadcast a code of the leader's values, and gather what it lacks of each worker's."""
+        """Broadcast the code of the leader's values, and gather the innovations of all workers."""
         net, pick = self.autoencoder, self._pick(turn.codec, turn.likes)
         own = jnp.concatenate([turn.payloads[i].main for i in _chosen(turn.codec)])
         code = net.encode(params, _autoencoder.scaled(own).units).astype(CODE_DTYPE)
@@ -245,7 +241,7 @@ class LearnedCodes(Exchange):
         return _Outcome(mean, gain * whole, dense, sides, params, error, stats)
 
     def _code_by_sum(self, turn: "_Turn", params: PyTree, error: jax.Array) -> "_Outcome":
-        """Sum the codes of all workers' values at the leader's positions, and decode their mean."""
+        """Average the codes of all workers' values at the leader's positions, and decode them."""
         net = self.autoencoder
         sides, _ = turn.agree(jnp.zeros((0,), jnp.uint32))
         values = turn.at(sides)
@@ -260,8 +256,8 @@ class LearnedCodes(Exchange):
         dense, (flag, total, codes) = turn.means(flag, gain, gain * code)
         center = codes / jnp.where(total > 0, total, 1.0)
         mean = decode(center)
-        # To the first order in how far its code is from the mean one, what a worker sent: the terms
-        # that it adds to the mean add up to nothing.
+        # A worker's sent values, to first order in the distance of its code from the mean code. The
+        # first-order terms of all workers sum to zero.
         _, own = jax.jvp(decode, (_axes.vary_like(center, code),), (code - center,))
         stats = Stats(finite=jnp.isfinite(flag))
         return _Outcome(total * mean, gain * (mean + own), dense, sides, params, error, stats)
@@ -298,54 +294,45 @@ class LearnedCodes(Exchange):
     def _codec(self, like: PyTree, likes: Likes) -> Parts:
         codec = _parts.codec_of(self.codec, like)
         for part, vector in zip(codec.codecs, likes, strict=True):
-            _check_selector(part)
-            if _chain.counts_overflow(part, vector):
+            selects = isinstance(part, Selector) and not part.last
+            if part != Identity() and (not selects or _chain.counts_overflow(part, vector)):
                 raise ValueError(
-                    f"LearnedCodes(codec): must select a fixed number of values, got {part!r}; use "
-                    "TopK or ChunkTopK."
+                    f"LearnedCodes(codec): must be a selector of a fixed number of values, got "
+                    f"{part!r}; use TopK or ChunkTopK, or Identity() for dense parts."
                 )
         return codec
 
     def _pick(self, codec: Parts, likes: Likes) -> TopK:
-        """The selector of a worker's innovation, among all the values at the support."""
+        """Return the selector of a worker's innovation among the values at the support."""
         n = sum(math.prod(likes[i].shape) for i in _chosen(codec))
         return TopK(k=math.ceil(self.innovation * n))
 
 
-def _check_selector(codec: Codec) -> None:
-    if not (codec == Identity() or (isinstance(codec, Selector) and not codec.last)):
-        raise ValueError(
-            "LearnedCodes(codec): must be a selector such as TopK, or Identity() for what travels "
-            f"dense, because the autoencoder codes the values, got {codec!r}; leave transforms and "
-            "quantizers out."
-        )
-
-
 def _chosen(codec: Parts) -> list[int]:
-    """The numbers of the parts that have a selector; the others travel dense."""
+    """Return the numbers of the parts that have a selector; the others travel dense."""
     return [i for i, part in enumerate(codec.codecs) if isinstance(part, Selector)]
 
 
 def _fit(wanted: jax.Array, found: jax.Array, size: jax.Array) -> jax.Array:
-    """The factor, at least zero, by which `found` comes closest to `size` · wanted.
+    """Return the factor, at least 0, for which factor · `found` is closest to `size` · `wanted`.
 
-    Zero where there is none: then nothing is sent, and the values stay with their worker.
+    If the factor is not finite, return 0: nothing is sent, and the residual keeps the values.
     """
     factor = size * (jnp.sum(wanted * found) / jnp.sum(jnp.square(found)))
     return jnp.where(jnp.isfinite(factor), jnp.maximum(factor, 0.0), 0.0)
 
 
 class _Outcome(NamedTuple):
-    """The outcome of a phase.
+    """Outcome of a phase.
 
     Attributes:
-      mean: of the values at the support, float32[k].
-      sent: what the others received of this worker's.
-      dense: the means of the parts that travel dense.
-      sides: the positions of each other part.
-      autoencoder: its next parameters.
-      error: its relative error, float32[1].
-      stats: of the sum or the buffers that say so.
+      mean: mean of the values at the support, float32[k].
+      sent: values of this worker that the others received.
+      dense: means of the dense parts.
+      sides: positions of the other parts.
+      autoencoder: next parameters of the autoencoder.
+      error: relative error of the autoencoder, float32[1].
+      stats: flags of the collective.
     """
 
     mean: jax.Array
@@ -359,7 +346,7 @@ class _Outcome(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Turn:
-    """One step of one worker: its parts, what it selected of them, and its comm."""
+    """A step of one worker: its parts, their selected values, and its comm."""
 
     codec: Parts
     likes: Likes
@@ -373,22 +360,21 @@ class _Turn:
 
     @property
     def dense(self) -> list[jax.Array]:
-        """The parts that travel dense."""
         keep = set(range(len(self.payloads))).difference(_chosen(self.codec))
         return [self.payloads[i].main for i in sorted(keep)]
 
     def broadcast(self, tree: PyTree) -> PyTree:
-        """The leader's arrays, on all workers."""
+        """Broadcast the leader's arrays to all workers."""
         return self.comm.broadcast(tree, self.comm.index == self.leader)
 
     def agree(self, words: jax.Array) -> tuple[list[PyTree], jax.Array]:
-        """The leader's positions, and its words, on all workers."""
+        """Broadcast the leader's positions and its words to all workers."""
         sides = [self.payloads[i].side for i in _chosen(self.codec)]
         *sides, words = self.broadcast([*sides, words])
         return sides, words
 
     def at(self, sides: list[PyTree]) -> jax.Array:
-        """This worker's values at the leader's positions."""
+        """Return this worker's values at the leader's positions."""
         found: list[jax.Array] = []
         for i, side in zip(_chosen(self.codec), sides, strict=True):
             selector: Any = self.codec.codecs[i]
@@ -397,12 +383,12 @@ class _Turn:
         return jnp.concatenate(found)
 
     def means(self, *others: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
-        """The means of the dense parts and of other arrays, in one all-reduce."""
+        """Average the dense parts and other arrays in one all-reduce."""
         means, _ = self.comm.mean([*self.dense, *others])
         return means[: len(self.dense)], means[len(self.dense) :]
 
     def whole(self, values: jax.Array, dense: list[jax.Array], sides: list[PyTree]) -> Vectors:
-        """All parts, from the values at the leader's positions and the dense parts."""
+        """Decode all parts from the values at the leader's positions and the dense parts."""
         numbers = _chosen(self.codec)
         pieces = _shapes.cut(values, [self.payloads[i].main.size for i in numbers])
         found = dict(zip(numbers, map(Payload, pieces, sides), strict=True))
@@ -420,28 +406,28 @@ def lgc(
     memory: Memory = ErrorFeedback(),
     **options: Any,
 ) -> Recipe:
-    """Method: an autoencoder learns the values of the top k, and then its codes travel.
+    """Method: an autoencoder learns the top-k values, and then its codes travel.
 
-    For `dense_steps` gradients travel dense. For `learning_steps` the workers send the values at
-    the positions that a leader chooses, and all train the autoencoder on them. From then on they
-    send codes of these values: see `LearnedCodes`. All of it is one program.
+    For `dense_steps`, gradients travel dense. For `learning_steps`, the workers send their values
+    at a leader's positions and train the autoencoder on them. Then they send codes of these values:
+    see `LearnedCodes`. One program runs all phases.
 
     Args:
       fraction: share of each leaf whose values are sent, in (0, 1].
-      dense: words in the paths of leaves that always travel dense. The paper leaves out the first
-        layer and the last two tensors.
-      dense_steps: for how many steps everything travels dense.
-      learning_steps: for how many steps after them the autoencoder learns.
-      memory: keeps what a step does not send.
+      dense: words in the paths of leaves that always travel dense. The paper keeps the first layer
+        and the last two tensors dense.
+      dense_steps: number of steps in which all leaves travel dense.
+      learning_steps: number of steps after these in which the autoencoder learns.
+      memory: memory of the unsent values.
       options: other arguments of `LearnedCodes`: variant, innovation, rate, autoencoder.
 
-    Wire: of the n values of the leaves that are not dense, k = fraction · n, in the end 4 bits a
-      value from one worker, or 8 from each with "all_reduce", and positions once.
+    Wire: for n values in leaves that are not dense, positions of k = fraction · n values once. In
+      the last phase also 4 bits a value from one worker, or 8 from each with "all_reduce".
 
-    Claims: with the default memory nothing is lost. By docs/results/training.md a quantizer of 4
-      bits has far less error at the bits of the leader's code.
+    Claims: with the default memory nothing is lost. In docs/results/training.md, a 4-bit quantizer
+      has a much smaller error with as many bits as the leader's code.
 
-    Differs from the paper: as `LearnedCodes` does. The memory is plain error feedback.
+    Differs from the paper: see `LearnedCodes`. The memory is plain error feedback.
 
     Example:
       >>> from fftgrad.contrib import learned

@@ -1,6 +1,6 @@
-"""Votes on the signs of the largest coefficients, with noise: DataLens.
+"""DataLens: noisy votes on the signs of the largest coefficients.
 
-The accountant takes an extra: `pip install -e ".[privacy]"`.
+The privacy accountant needs the extra `pip install -e ".[privacy]"`.
 """
 
 import math
@@ -24,7 +24,7 @@ from fftgrad._contracts import (
     State,
     Step,
 )
-from fftgrad._values import check_count, check_kind, check_within, value
+from fftgrad._values import check_count, check_kind, check_within, missing_extra, value
 from fftgrad.codecs import _quantizers, _top_k
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs._top_k import TopK
@@ -39,54 +39,54 @@ from fftgrad.training._pmean import compressed_pmean
 __all__ = ["TopVotes", "epsilon", "scale_by_datalens", "sensitivity"]
 
 NOISE = 1
-"""What the key of the noise is folded with."""
+"""Number that is folded into the key of the noise."""
 
 GRID_BITS = 10
-"""The noise is a multiple of a power of two, about so much smaller than its deviation."""
+"""Bits of the noise below its standard deviation: the noise is a multiple of a power of two."""
 
 TIE = 1e-6
-"""A mean of votes this near the threshold is at it: 3 · float32(1/10) is above 0.3."""
+"""Tolerance of the threshold, because 3 · float32(1/10) is above 0.3."""
 
 
 @value
 class TopVotes(Exchange):
-    """Exchange: each worker votes on the signs of its k largest values; their mean, with noise.
+    """Exchange: the noisy mean of the workers' votes on the signs of their k largest values.
 
     With S_i the positions of the k largest of |x_i|, worker i votes
 
         v_i = sign(x_i) on S_i,  0 elsewhere,      mean = (Σ_i v_i + z) / w,   z ~ N(0, sigma² I),
 
-    or, with `clip`, by chance: P(v = 1) = 1/2 + x / 2b on S_i, with b the smaller of `clip` and the
-    largest |x_i|. Any other gradient of a worker moves the sum by at most √(4k) = 2√k in length, so
-    that noise bounds what the mean tells of it: `fg.contrib.votes.epsilon` has the figures,
-    `fg.contrib.votes.scale_by_datalens` the threshold.
+    or, with `clip`, at random: P(v = 1) = 1/2 + x / 2b on S_i, where b is the smaller of `clip` and
+    the largest |x_i|. Another gradient of one worker changes the L2 norm of the sum by at most
+    √(4k) = 2√k. So the noise bounds the information about a worker: see
+    `fg.contrib.votes.epsilon`. `fg.contrib.votes.scale_by_datalens` applies the threshold.
 
-    All workers draw the same noise, from `step.shared`. It covers the mean and the trained model if
-    the key of `compressed_pmean` is secret; its default, 0, is not. It protects no worker from
-    another.
+    All workers draw the same noise from `step.shared`. The noise protects the mean and the trained
+    model only if the key of `compressed_pmean` is secret; the default 0 is not. Workers are not
+    protected from each other.
 
     Args:
       workers: w, the number of workers.
-      fraction: share of the n values of a part that a worker votes on; k = ceil(fraction · n).
-      k: how many of each part, instead; all n where n < k.
-      sigma: the standard deviation of the noise on the sum of votes; 0 for none.
-      clip: b, for votes by chance; None for plain signs.
+      fraction: share of the n values of a part on which a worker votes; k = ceil(fraction · n).
+      k: number of votes for each part instead of `fraction`; all n if n < k.
+      sigma: standard deviation of the noise on the sum of votes; 0 for none.
+      clip: b, for random votes; None for plain signs.
 
-    Wire: the smaller in a ring of: a gather of 4 bytes and, for each vote, 1.6 bits and the
-      position as in `TopK`; and a sum of digits of base 2w + 1, as in `QuantizedAllReduce`,
-      4 ceil(n/d) + 4 bytes with d = floor(32 / log2(2w + 1)). At 1 % of 2^20 values the sum is
-      smaller from 223 workers on. One collective.
+    Wire: one collective, the smaller of two in a ring. A gather has 4 bytes and, for each vote, 1.6
+      bits and the position as in `TopK`. A sum of digits of base 2w + 1, as in
+      `QuantizedAllReduce`, has 4 ceil(n/d) + 4 bytes with d = floor(32 / log2(2w + 1)). At 1 % of
+      2^20 values, the sum is smaller for 223 workers and more.
 
-    Claims: biased. All workers get the same bits. The votes of the worker and the noise count as
-      sent, so the mean is that of what was sent. Zeros do not vote. If anything is not finite
-      anywhere the mean is NaN throughout, which is not private.
+    Claims: biased. All workers get the same bits. A worker's error is x_i - v_i - z / w, so the
+      mean equals the mean of the sent values. Zeros do not vote. If a value of any worker is not
+      finite, the whole mean is NaN, which is not private.
 
-    Differs from the paper: votes travel to all workers, without a server; the threshold comes
-      after the exchange; zero votes for nothing, where the paper draws; no random projection.
+    Differs from the paper: votes travel to all workers, without a server; the threshold follows the
+      exchange; a zero does not vote, where the paper draws a sign; no random projection.
 
     Raises:
-      ValueError: while tracing, if the axis has not `workers` workers, or noise is to be drawn and
-        the step has no key, or the gradients are sharded over other axes of the mesh.
+      ValueError: while tracing, if the axis does not have `workers` workers. With noise, also if
+        the step has no key, or if gradients are sharded over other axes of the mesh.
 
     Example:
       >>> exchange = fg.contrib.votes.TopVotes(workers=2, k=2)
@@ -109,7 +109,7 @@ class TopVotes(Exchange):
     def __post_init__(self) -> None:
         _top_k.check_size("TopVotes", self.fraction, self.k)
         _quantizers.check_clip("TopVotes", self.clip)
-        # So that a digit of a sum of votes has at most 16 bits.
+        # A digit of a sum of votes has at most 16 bits.
         check_count("TopVotes(workers)", self.workers, "use that of the axis.", most=(1 << 15) - 1)
         check_within("TopVotes(sigma)", self.sigma, "[0, inf)", "use 0 for no noise.")
 
@@ -117,7 +117,7 @@ class TopVotes(Exchange):
         return self._gather.init(like)
 
     def votes(self, like: PyTree) -> int:
-        """Number of values of all parts together on which a worker votes."""
+        """Return the number of votes of a worker for all parts together."""
         parts = _parts.vector_likes(like)
         return sum(_top_k.kept(self.fraction, self.k, part.shape[0]) for part in parts)
 
@@ -132,7 +132,7 @@ class TopVotes(Exchange):
         draws = _parts.rebuild(_normal(comm.step.shared, x, self.sigma), x)
 
         def noisy(mean: jax.Array, noise: jax.Array) -> jax.Array:
-            # Of the whole sum, or the last bits would tell what of it is noise.
+            # Noise is added to the exact sum, because rounding errors would reveal the noise.
             return (jnp.round(mean * self.workers) + noise) * (1.0 / self.workers)
 
         return out._replace(
@@ -148,7 +148,7 @@ class TopVotes(Exchange):
         return AllGather(chain(TopK(self.fraction, self.k), Vote(self.clip)))
 
     def _is_gathered(self, like: PyTree) -> bool:
-        # Over a ring: w - 1 payloads, or 2 (w - 1) / w sums.
+        # In a ring, w - 1 payloads or 2 (w - 1) / w sums travel over a link.
         return self.workers * self._gather.wire_bytes(like) <= 2 * self._sum_bytes(like)
 
     def _sum_bytes(self, like: PyTree) -> int:
@@ -175,24 +175,23 @@ def _check_whole(x: PyTree, axis_name: AxisName) -> None:
     others = frozenset[str]().union(*(_axes.beside(leaf, axis_name) for leaf in jax.tree.leaves(x)))
     if others:
         raise ValueError(
-            "TopVotes(sigma): must be 0 where gradients are sharded over other axes, because all "
-            "shards have the same noise, and the difference of two tells their votes, got "
-            f"gradients that may vary over {sorted(others)}; vote on whole gradients, and under "
-            "check_vma=True if they are copies."
+            "TopVotes(sigma): must be 0 for gradients that are sharded over other axes, because "
+            f"shards have the same noise, got gradients that may vary over {sorted(others)}; vote "
+            "on whole gradients, and use check_vma=True for copies."
         )
 
 
 def _normal(key: jax.Array | None, like: PyTree, scale: float) -> list[jax.Array]:
-    """Draw Gaussian noise for each part, by threefry."""
+    """Draw Gaussian noise for each part by threefry."""
     if key is None:
         raise ValueError(
-            "TopVotes.mean(comm): noise is drawn, got a step without a key; pass "
-            "Comm(axis_name, fg.Step.of(key)), with another key for each call."
+            "TopVotes.mean(comm): must have a key for the noise, got none; pass Comm(axis_name, "
+            "fg.Step.of(key))."
         )
-    # Folded, because codecs draw with the same key.
+    # The key is folded, because codecs draw with the same key.
     own = jax.random.fold_in(key, NOISE)
-    # On a grid on which votes are too, so that no last bit tells a vote from the noise, and sums
-    # round alike in all programs.
+    # The noise is on a grid that contains the votes. So the last bits do not reveal a vote, and
+    # sums have the same rounding in all programs.
     grid = min(1.0, 2.0 ** (math.floor(math.log2(scale)) - GRID_BITS))
     return [
         grid * jnp.round(scale / grid * jax.random.normal(jax.random.fold_in(own, i), part.shape))
@@ -202,7 +201,7 @@ def _normal(key: jax.Array | None, like: PyTree, scale: float) -> list[jax.Array
 
 @value
 class Vote(Quantizer):
-    """Quantizer: -1, 0 or 1 for each value that `TopVotes` selects; the header tells of a NaN."""
+    """Quantizer: -1, 0 or 1 for each selected value. The header reports a NaN."""
 
     clip: float | None = None
 
@@ -230,35 +229,36 @@ def scale_by_datalens(
     bucketing: Bucketing = Bucketing(),
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Method: votes on the signs of each worker's largest values, with noise, above a threshold.
+    """Method: update by noisy votes on the signs of the largest values, above a threshold.
 
         f = Σ_i v_i + N(0, sigma²),    update = alpha · (1 if f > beta w, -1 if f < -beta w, else 0)
 
-    This is the paper's TopAgg. `fg.contrib.votes.epsilon(votes, params, ...)` bounds what the
-    updates, or a model trained with them, tell of one worker's gradients; docs/privacy.md says
-    against whom.
+    This is the paper's TopAgg. `fg.contrib.votes.epsilon(votes, params, ...)` bounds the
+    information about one worker's gradients in the updates and the trained model. docs/privacy.md
+    lists the protected parties.
 
     Args:
-      votes: how the workers vote, and the noise.
-      beta: the share of the votes that has to be left of either sign.
-      alpha: the size of an update that is not zero.
-      key: a secret key, equal on all workers; needed for noise. All 2^32 seeds can be tried, so
-        take 64 bits from the operating system:
+      votes: the exchange, with the number of votes and the noise.
+      beta: threshold, as a share of the workers.
+      alpha: magnitude of the nonzero updates.
+      key: a secret key, equal on all workers, if there is noise. An attacker can try all 2^32
+        seeds, so take 64 bits from the operating system:
         `jax.random.wrap_key_data(np.frombuffer(os.urandom(8), np.uint32))`.
-      bucketing: which leaves are voted on together; see `Bucketing`.
+      bucketing: groups of leaves that are voted on together; see `Bucketing`.
       axis_name: the axis of the workers.
 
     Returns:
-      An optax transformation whose updates are -alpha, 0 and alpha: to be chained before
-      `optax.scale` or `optax.sgd`.
+      An optax transformation with updates -alpha, 0 and alpha. Chain `optax.scale` or `optax.sgd`
+      after it.
 
     Wire: that of `votes`.
 
-    Claims: biased; no memory. All workers get the same updates. A step in which a gradient is not
-      finite gives updates that are not, which is not private.
+    Claims: biased; no memory. All workers get the same updates. If a gradient is not finite, the
+      updates are not finite either, which is not private.
 
-    Differs from the paper: there teachers vote on the gradients of generated data, and nothing else
-      of them is released; here workers vote on their own gradients. Otherwise as `TopVotes` does.
+    Differs from the paper: in the paper, teachers vote on the gradients of generated data, and
+      release nothing else. Here, workers vote on their own gradients. `TopVotes` lists the other
+      differences.
 
     Raises:
       ValueError: if there is noise and no key.
@@ -271,16 +271,13 @@ def scale_by_datalens(
     References:
       Wang et al., CCS 2021, arXiv:2103.11109.
     """
-    check_kind(
-        "scale_by_datalens(votes)", votes, TopVotes, "use TopVotes(workers=8, fraction=0.01)."
-    )
+    check_kind("scale_by_datalens(votes)", votes, TopVotes, "use TopVotes(workers=8, k=100).")
     check_within("scale_by_datalens(beta)", beta, "[0, inf)", "use beta=0.1.")
     check_within("scale_by_datalens(alpha)", alpha, "(0, inf)", "use alpha=1.")
     if votes.sigma and key is None:
         raise ValueError(
-            "scale_by_datalens(key): must be a secret key, which draws the noise, got none with "
-            f"sigma={votes.sigma}; pass jax.random.wrap_key_data(np.frombuffer(os.urandom(8), "
-            "np.uint32)), the same on all workers."
+            "scale_by_datalens(key): must be a secret key for the noise, got none; pass "
+            "jax.random.wrap_key_data(np.frombuffer(os.urandom(8), np.uint32))."
         )
     if key is not None:
         check_key("scale_by_datalens(key)", key)
@@ -292,7 +289,7 @@ def scale_by_datalens(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, Any]:
         refuse_weight("scale_by_datalens", extra.get("weight"), *ONE_VOTE)
-        # Wide, because a mean rounded to a leaf's dtype may pass the threshold.
+        # float32, because a mean rounded to a leaf's dtype may cross the threshold.
         mean, state = pmean.update(widened(updates), state, params, **extra)
 
         def counted(share: jax.Array, own: jax.Array) -> jax.Array:
@@ -306,15 +303,15 @@ def scale_by_datalens(
 
 
 def sensitivity(votes: TopVotes, like: PyTree, *, bucketing: Bucketing = Bucketing()) -> float:
-    """Function: the L2 sensitivity of a step's sum of votes to one worker's gradient.
+    """Function: compute the L2 sensitivity of the sum of votes to one worker's gradient.
 
-    A worker has at most K = Σ_j k_j votes of size one, over the parts j of all buckets. Another
-    gradient moves the sum by at most √(4K): by 2 on the same K coordinates.
+    A worker has at most K = Σ_j k_j votes of magnitude 1, over the parts j of all buckets. Another
+    gradient changes the sum by at most √(4K), if all K votes change their sign.
 
     Args:
       votes: the exchange.
       like: gradients or parameters, or their shapes.
-      bucketing: that of the training.
+      bucketing: the layout of the training.
 
     Example:
       >>> from fftgrad.contrib import votes
@@ -325,7 +322,6 @@ def sensitivity(votes: TopVotes, like: PyTree, *, bucketing: Bucketing = Bucketi
     References:
       Wang et al., CCS 2021, arXiv:2103.11109.
     """
-    check_kind("sensitivity(votes)", votes, TopVotes, "pass the TopVotes of the training.")
     buckets = _bucketing.bucket_likes(like, bucketing.for_exchange(votes))
     return math.sqrt(4 * sum(map(votes.votes, buckets)))
 
@@ -333,19 +329,19 @@ def sensitivity(votes: TopVotes, like: PyTree, *, bucketing: Bucketing = Bucketi
 def epsilon(
     votes: TopVotes, like: PyTree, *, steps: int, delta: float, bucketing: Bucketing = Bucketing()
 ) -> float:
-    """Function: the ε for which all steps together are (ε, δ)-differentially private.
+    """Function: compute the ε for which all steps together are (ε, δ)-differentially private.
 
-    Neighbors differ in all votes of one worker, in every step. So a record is covered too, as long
-    as no two workers have it in the same step. Google's dp-accounting composes one Gaussian
-    mechanism for each step, without a gain by sampling, because a worker votes in every step.
-    docs/privacy.md says what else leaves the workers, and is not counted.
+    Neighboring data sets differ in all votes of one worker, in every step. So a record is covered
+    too, unless two workers have the record in the same step. Google's dp-accounting composes one
+    Gaussian mechanism for each step, without subsampling, because a worker votes in every step.
+    docs/privacy.md lists other data that leave the workers and are not counted.
 
     Args:
       votes: the exchange.
       like: gradients or parameters, or their shapes.
-      steps: number of steps of training.
+      steps: number of training steps.
       delta: δ, well below one over the number of workers or records.
-      bucketing: that of the training.
+      bucketing: the layout of the training.
 
     Returns:
       ε, by the best of the accountant's Rényi orders; infinite without noise.
@@ -365,10 +361,7 @@ def epsilon(
         import dp_accounting
         from dp_accounting import rdp
     except ImportError as error:
-        raise ImportError(
-            "epsilon(): needs dp-accounting, got none; run pip install -e '.[privacy]' in the "
-            "folder of the repository"
-        ) from error
+        raise missing_extra("epsilon()", "dp-accounting", "privacy") from error
     relation = dp_accounting.NeighboringRelation.REPLACE_ONE
     accountant: Any = rdp.RdpAccountant(neighboring_relation=relation)
     noise = votes.sigma / sensitivity(votes, like, bucketing=bucketing)

@@ -1,8 +1,8 @@
-"""Islands: programs that train together over nothing but a store of objects.
+"""Islands: programs that train one model together through an object store.
 
-A crashed island never blocks the others, and nothing but the store is in common: no server, no
-`jax.distributed` over all. Stores take an extra, `pip install -e ".[islands]"`. The core imports
-nothing of it; `fg.islands` loads it. May import the core.
+A crashed island never blocks the others. Islands need no server and no common `jax.distributed`.
+Stores need the extra `pip install -e ".[islands]"`. The core does not import this room, which
+`fg.islands` loads on first access. This room may import the core.
 """
 
 from fftgrad.islands._island import Island

@@ -1,4 +1,4 @@
-"""An island: the class that a training program calls, and the thread that works beside it."""
+"""`Island`, the class that a training program calls, and its background thread."""
 
 import math
 import queue
@@ -23,23 +23,23 @@ from fftgrad.islands._store import Performer, Steps, Store, StoreError, open_sto
 from fftgrad.memories import ErrorFeedback
 
 PATIENCE = 1.25
-"""Deadlines for which a step waits: one of the round, and the time to close it."""
+"""Longest wait of a step, in deadlines: one for the round, and the time to close it."""
 OVERDUE = 3
-"""Deadlines after a meeting until a step waits for it."""
+"""Deadlines after a meeting until a step waits for its result."""
 WEIGHTS = "[1e-6, 1e12]"
-"""The weights of a step, of which the sum over a round stays in the bounds of a contribution."""
+"""Range of a step's weight; the sum over a round stays in the bounds of a contribution."""
 
 
 class Island:
-    """Function: join a run whose islands share a store and nothing else, and train in it.
+    """Function: join a run whose islands share only a store, and train in it.
 
-    An island is any JAX program: one process or many, on its own mesh. It trains on its own, and
-    every H steps hands in its change, compressed. With the common parameters θ̄,
+    An island is a JAX program of one or more processes with its own mesh. After every H steps, it
+    contributes its compressed change. With the common parameters θ̄,
 
         θ̄ ← θ̄ + outer(Σ share · C(θ̄ - θ)),   θ ← mixing · θ + (1 - mixing) · θ̄.
 
-    This is `fg.optimizers.diloco` without a common program. An island that dies is missed once, at
-    the deadline of a round, and may come back under its name. The others go on.
+    The algorithm is that of `fg.optimizers.diloco`. The others wait for a crashed island once,
+    until the deadline of a round. A crashed island can rejoin under its name.
 
         with fg.islands.Island("s3://bucket/run", "site-1", params, overlap_steps=5) as island:
             params = island.params
@@ -47,40 +47,40 @@ class Island:
                 params, state, loss = train(params, state, batch)
                 params = island.step(params, weight=batch.size, loss=loss)
 
-    A thread writes, lists, reads and decodes while the next steps run. A step waits for it in two
-    cases: at a meeting if `overlap_steps` is 0, and once the deadlines of three rounds have passed
-    since the last meeting. It waits for a deadline and a quarter at most, and then trains on alone.
+    A thread writes, lists, reads and decodes while the next steps run. A step waits for the thread
+    in two cases: at a meeting if `overlap_steps` is 0, and if three deadlines have passed since the
+    last meeting. After at most 1.25 deadlines, the island continues alone.
 
     Args:
-      store: a URL, as for `open_store`, or the store that it returns.
-      name: of the island. The newest start has the name; an earlier one ends at its next meeting.
-      params: float32, bfloat16 or float16 arrays. The first island begins the run with its own.
-        Shapes, dtypes and paths have to be the same on all.
-      settings: of the run, the same on all.
+      store: a URL, as for `open_store`, or the store that `open_store` returns.
+      name: name of the island. The newest start owns the name, and an earlier one raises an error
+        at its next meeting.
+      params: float32, bfloat16 or float16 arrays, with the same paths, shapes and dtypes on all
+        islands. The run begins with the parameters of the first island.
+      settings: settings of the run, the same on all islands.
       outer: a function from the rate of the settings to the optimizer of the common parameters, the
-        same on all. With error feedback of a sparse codec, `fg.islands.nesterov` diverged.
-      memory: error feedback, which keeps the part of a change that is not sent.
+        same on all islands. With error feedback of a sparse codec, `fg.islands.nesterov` diverged.
+      memory: error feedback, which keeps the unsent part of a change.
       overlap_steps: τ, inner steps between a meeting and its effect, below H.
-      mixing: α, the share of its own parameters that an island keeps at a meeting.
-      residual: `island.residual` of an earlier start, so that nothing of it is lost. The manifests
-        say whether its last contribution counted. If it is too old it is left out, with a warning.
+      mixing: α, the share of its own parameters that an island keeps at a meeting, in [0, 1).
+      residual: `island.residual` of an earlier start. The manifests tell if its last contribution
+        counted. A residual that is too old is left out with a warning.
 
-    Shapes: the common parameters are float32, whatever the dtype of the island's.
+    Shapes: the common parameters are float32 for all dtypes of `params`.
 
-    Wire: a contribution is `fg.wire_bytes(exchange, params)` + 12 bytes for each part, and a header
-      of some 200. In each round an island writes one, and reads those of the others.
+    Wire: a contribution has `fg.wire_bytes(exchange, params)` + 12 bytes for each part, and a
+      header of about 200 bytes. In each round an island writes one and reads those of the others.
 
-    Claims: all islands hold the same bits after a round. They decode the same contributions in the
+    Claims: all islands have the same bits after a round. They decode the same contributions in the
       order of the manifest, by the same program on one CPU device. The bits depend on jaxlib and
-      the instruction set. An island with other bits is found at its next contribution, which has a
-      digest, and takes the next anchor of the store. For a memory with decay 1, the changes that
-      the manifests counted of an island + its residual = the changes that it handed in, to float32
-      rounding. Late contributions return to the residual. Refused contributions are lost, and so is
-      the residual of an island that died without a checkpoint. A crash at any instant leaves the
-      old round or the new one.
+      the instruction set. A digest in each contribution detects an island with other bits, which
+      then loads the next anchor. If the memory has decay 1, then for each island, counted changes +
+      residual = contributed changes, up to float32 rounding. Late contributions return to the
+      residual. Refused contributions are lost, and so is the residual of a crashed island without
+      a checkpoint. A crash at any instant leaves the old round or the new one.
 
     Raises:
-      ValueError: if the store has a run of another model, format, outer optimizer or settings.
+      ValueError: if the run has another model, format, outer optimizer or other settings.
       ConnectionError: if the store cannot be read or written.
 
     Example:
@@ -105,13 +105,9 @@ class Island:
     ) -> None:
         check_kind("Island(settings)", settings, Settings, "use fg.islands.Settings().")
         check_kind("Island(memory)", memory, ErrorFeedback, "use fg.ErrorFeedback().")
-        check_count("Island(overlap_steps)", overlap_steps, "use 1.", least=0)
+        most = settings.sync_every - 1
+        check_count("Island(overlap_steps)", overlap_steps, "stay below sync_every.", 0, most)
         check_within("Island(mixing)", mixing, "[0, 1)", "use 0.5.")
-        if overlap_steps >= settings.sync_every:
-            raise ValueError(
-                f"Island(overlap_steps): must be below sync_every={settings.sync_every} of the "
-                f"settings, got {overlap_steps}; use 1."
-            )
         self.settings = settings
         self._overlap_steps, self._mixing = overlap_steps, mixing
         self._model = Model.of(params)
@@ -128,7 +124,7 @@ class Island:
         _first_says(lambda: self._join(store, member(), host))
         self._steps, self._weight = 0, 0.0
         self._losses: list[Any] = []
-        self._sent: tuple[int, float] | None = None  # at which step, and when
+        self._sent: tuple[int, float] | None = None  # step and time of an open meeting
         self._last = 0  # step of the last meeting
         self._take_anchor(host)
         self.params: PyTree = self._model.to_params(self._start, params)
@@ -148,21 +144,22 @@ class Island:
     ) -> PyTree:
         """Return the parameters for the next inner step: `params`, except after a round.
 
+        If the store does not answer, the island continues alone, and `trouble` gives the reason.
+
         Args:
           params: the parameters after this step. They may be donated to the next one.
-          weight: of the step in the mean of all islands, such as its tokens. The weights of a round
-            add up.
-          loss: of the step, for the status of the run. It is read at the meeting.
+          weight: weight of the step in the mean of all islands, such as its number of tokens. An
+            island's weight in a round is the sum over its steps.
+          loss: loss of the step, for the status of the run. The host reads it at the meeting.
 
         Raises:
-          ValueError: if another start of the island has taken its name.
-          RuntimeError: after `close`. If the store does not answer, nothing is raised: the island
-            trains on alone, and `trouble` says why.
+          ValueError: if a later start has claimed the name of the island.
+          RuntimeError: after `close`.
         """
         weight = float(weight)
         check_within("Island.step(weight)", weight, WEIGHTS, "pass the tokens of the step.")
         if self._is_closed:
-            raise RuntimeError("Island.step: must come before close(), got one after it.")
+            raise RuntimeError("Island.step: must come before close().")
         self._model.check(params)
         self._steps += 1
         self._weight += weight
@@ -174,11 +171,11 @@ class Island:
         return self._rejoin(params) if is_due and self._is_done(self._patience()) else params
 
     def _is_done(self, seconds: float) -> bool:
-        """Wait so many seconds at most; return whether nothing is under way, on all processes."""
+        """Wait for the thread; return True on all processes if it is idle."""
         return _first_says(lambda: self._courier is None or self._courier.wait(seconds))
 
     def _patience(self) -> float:
-        """Seconds for which this step may wait."""
+        """Return the longest wait of this step, in seconds."""
         if self._sent is None or self._courier is None:
             return 0.0
         at, when = self._sent
@@ -190,7 +187,7 @@ class Island:
         return 0.0
 
     def _longest(self) -> float:
-        """The longest wait for the others, in seconds."""
+        """Return the longest wait for a round, in seconds."""
         return PATIENCE * self.settings.deadline if self._courier else 0.0
 
     def _meet(self, params: PyTree) -> None:
@@ -214,7 +211,7 @@ class Island:
         return self._model.to_params(joined, params)
 
     def _take_anchor(self, like: Tree) -> None:
-        """Count the next change from the common parameters of now."""
+        """Start the next change from the current common parameters."""
         known = (like, np.int64(0))
         if self._courier is not None:
             known = (self._member.anchor.params, np.int64(self._member.anchor.round))
@@ -224,48 +221,48 @@ class Island:
 
     @property
     def _member(self) -> Member:
-        assert self._courier is not None, "Island: only its first process knows that."
+        assert self._courier is not None, "Island: only the first process has this property."
         return self._courier.member
 
     @property
     def round(self) -> int:
-        """The round that is open for the island: its parameters are from before it."""
+        """Number of the open round, before which the island's parameters were computed."""
         return self._base
 
     @property
     def digest(self) -> str:
         """Digest of the common parameters, equal on islands with equal bits.
 
-        Only the first process of an island has it, and all that follows.
+        Only the first process of an island has this property and the following ones.
         """
         return self._member.anchor.digest
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        """The outcome of each contribution."""
+        """Outcomes of all contributions."""
         return tuple(self._member.ledger.outcomes)
 
     @property
     def traffic(self) -> dict[str, int]:
-        """Requests by kind, and bytes in both directions, since the island started."""
+        """Requests by kind, and bytes in both directions, since the start of the island."""
         return dict(self._courier.performer.traffic) if self._courier else {}
 
     @property
     def trouble(self) -> str:
-        """The reason why the store was not reached, or why nothing of this island counts."""
+        """Reason why the store does not answer or contributions do not count; else empty."""
         return self._courier.trouble if self._courier else ""
 
     @property
     def residual(self) -> Residual:
-        """The changes that the island has not sent yet, for its checkpoint."""
+        """Unsent changes of the island, for its checkpoint."""
         return self._member.ledger.saved(self._member.who, self._member.sent, self._member.run)
 
     def finish(self, params: PyTree | None = None) -> PyTree:
-        """Return the common parameters at the end. It waits as `step` does.
+        """Return the common parameters at the end, after a wait like that of `step`.
 
         Args:
-          params: the parameters after the last step, to hand in the change since the last meeting.
-            Without them that change is left out, and so it is if that meeting is not over in time.
+          params: the parameters after the last step, to contribute the change since the last
+            meeting. The change is left out without them, or if that meeting is still open.
         """
         if params is not None and self._sent is not None and self._is_done(self._longest()):
             params = self._rejoin(params)
@@ -295,9 +292,9 @@ NO, YES, FAILED = range(3)
 
 
 def _first_says(ask: Callable[[], bool]) -> bool:
-    """The answer of the island's first process, on all of its processes; if it fails, all do.
+    """Ask on the first process, which alone uses the store, and return its answer on all.
 
-    Only the first process talks to the store.
+    If the first process fails, all processes raise an error.
     """
     told, failure = NO, None
     if jax.process_index() == 0:
@@ -308,37 +305,37 @@ def _first_says(ask: Callable[[], bool]) -> bool:
     if jax.process_count() > 1:
         told = int(multihost_utils.broadcast_one_to_all(np.int32(told)))
     if told == FAILED:
-        raise failure or RuntimeError("Island: the first process of it failed.")
+        raise failure or RuntimeError("Island: the first process failed; see its error.")
     return told == YES
 
 
 def _share(tree: PyTree) -> PyTree:
-    """A tree of arrays of the first process, on all processes of the island."""
+    """Broadcast arrays of the first process to all processes of the island."""
     if jax.process_count() == 1:
         return tree
     return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(tree))
 
 
 PAUSE = 5.0
-"""Seconds between tries while the store does not answer, after the retries of one request."""
+"""Seconds between attempts while the store does not answer, after the retries of a request."""
 
 
-class _Closed(Exception):  # noqa: N818 (no error: it ends a wait)
-    """The island was closed meanwhile."""
+class _Closed(Exception):  # noqa: N818 (ends a wait, and is not an error)
+    """The island was closed during a wait."""
 
 
 class Courier:
-    """The thread that hands in the changes of an island, one at a time.
+    """Background thread that contributes the changes of an island, one at a time.
 
-    While a change is under way, the member belongs to the thread, and else to the program. No lock
-    is held while either computes.
+    The thread owns the member while it contributes a change. Otherwise, the program owns it, so no
+    lock is needed.
     """
 
     def __init__(self, member: Member, store: Store) -> None:
         self.member = member
         self.performer = Performer(store, wait=self._wait)
-        self._told = ""  # trouble that the program was warned of
-        self._unreached = ""  # of the last try, while the store does not answer
+        self._told = ""  # trouble of the last warning
+        self._unreached = ""  # error of the last attempt, while the store does not answer
         self._error: BaseException | None = None
         self._jobs: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
         self._idle, self._closing = threading.Event(), threading.Event()
@@ -347,22 +344,21 @@ class Courier:
 
     @property
     def trouble(self) -> str:
-        """The reason why the store was not reached, or why nothing of the island counts."""
+        """Reason why the store does not answer or contributions do not count; else empty."""
         return self._unreached or self.member.trouble
 
     def start(self, steps: Steps[Any]) -> None:
-        """Run the first steps in the program, which gets their errors, and start the thread."""
+        """Run the first steps, whose errors the program gets, and start the thread."""
         self.performer.run(steps)
         self._thread.start()
 
     def send(self, change: Change) -> None:
-        """Hand in a change."""
         self.member.sent = change
         self._idle.clear()
         self._jobs.put(change)
 
     def wait(self, seconds: float) -> bool:
-        """Wait so many seconds at most; return whether nothing is under way."""
+        """Wait for at most so many seconds; return True if the thread is idle."""
         done = self._idle.wait(seconds)
         if self._error is not None:
             raise self._error
@@ -372,7 +368,7 @@ class Courier:
         return done
 
     def close(self) -> None:
-        """End the thread, even where it waits."""
+        """End the thread, even during a wait."""
         self._closing.set()
         self._jobs.put(None)
         self._thread.join()
@@ -380,7 +376,7 @@ class Courier:
     def _work(self) -> None:
         try:
             self._serve()
-        except BaseException as error:  # for the program, which waits for it
+        except BaseException as error:  # raised in the program, which waits for the thread
             self._fail(error)
 
     def _serve(self) -> None:
@@ -392,7 +388,7 @@ class Courier:
             self._idle.set()
 
     def _try(self, steps: Any, *args: Any) -> bool:
-        """Run steps; return False if the store does not answer, so that they are tried again."""
+        """Run steps; return False if the store does not answer and a retry is needed."""
         try:
             self.performer.run(steps(*args))
             self._unreached = ""
@@ -401,7 +397,7 @@ class Courier:
             return False
         except _Closed:
             return True
-        except BaseException as error:  # for the program, at its next step
+        except BaseException as error:  # raised in the program at its next step
             self._fail(error)
         return True
 

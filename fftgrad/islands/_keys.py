@@ -1,12 +1,12 @@
-"""The layout of the store.
+"""Layout of the store.
 
     run.json                                the model and the settings
-    islands/NAME/000001                     the first start under a name, its incarnation
+    islands/NAME/000001                     the first start, or incarnation, under a name
     rounds/000000007/NAME.000001            a contribution to round 7
     rounds/000000007/manifest.json          the contributions that count; never removed
     anchors/000000007                       the common parameters before round 7
 
-No object is ever changed. Each is created if there is none of its key.
+Objects are never changed. A key is created only if it is unused.
 """
 
 import re
@@ -20,7 +20,7 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Who(NamedTuple):
-    """An island, and the number of its start under its name."""
+    """An island's name, and the number of its start under this name."""
 
     island: str
     incarnation: int
@@ -33,49 +33,43 @@ def check_name(name: object) -> str:
     """Refuse a name that cannot be part of a key."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(
-            "Island(name): must be 1 to 64 letters, digits, _ and -, because keys of the store "
-            f"have it, got {name!r}; use 'site-1'."
+            f"Island(name): must be 1 to 64 letters, digits, _ and -, got {name!r}; use 'site-1'."
         )
     return name
 
 
 def round_folder(number: int) -> str:
-    """The folder of a round."""
     return f"{ROUNDS}{number:09}/"
 
 
 def manifest(number: int) -> str:
-    """The key of a round's manifest."""
     return f"{round_folder(number)}manifest.json"
 
 
 def contribution(number: int, who: Who) -> str:
-    """The key of a contribution to a round."""
     return f"{round_folder(number)}{who}"
 
 
 def contributors(keys: Iterable[str]) -> set[Who]:
-    """The islands with a contribution among the keys of a round."""
+    """Return the islands that have a contribution among the keys of a round."""
     found = (re.fullmatch(rf"rounds/\d{{9}}/({NAME.pattern})\.(\d{{6}})", key) for key in keys)
     return {Who(one[1], int(one[2])) for one in found if one}
 
 
 def anchor(number: int) -> str:
-    """The key of the anchor of a round."""
     return f"{ANCHORS}{number:09}"
 
 
 def number_of(key: str) -> int | None:
-    """The round of an anchor's key, or of a key in a round's folder; None for others."""
+    """Return the round of an anchor's key or of a key in a round's folder; None for others."""
     found = re.match(r"(?:rounds|anchors)/(\d{9})(?:/|$)", key)
     return int(found[1]) if found else None
 
 
 def claims(name: str) -> str:
-    """The folder of the claims of a name."""
     return f"islands/{name}/"
 
 
 def claim(who: Who) -> str:
-    """The key by which a start claims its name."""
+    """Return the key by which a start claims its name."""
     return f"{claims(who.island)}{who.incarnation:06}"

@@ -1,10 +1,10 @@
-"""The protocol of an island, without threads, clocks and stores: it yields requests.
+"""The protocol of an island, as generators of requests without threads, clocks and stores.
 
-A run is a chain of rounds. What all hold before round r + 1 is a pure function of what they hold
-before round r, of the manifest of r, and of the contributions that it names. So all have the same
-bits, whoever computes them, and whenever. The first island to see that all have come, or that the
-deadline is over, creates the manifest if there is none; the others obey it. A crash between any two
-requests leaves the old round or the new one, because nothing else decides.
+A run is a chain of rounds. The anchor before round r + 1 is a pure function of the anchor before
+round r, the manifest of r, and the contributions that the manifest lists. So all islands compute
+the same bits. The first island that sees all contributions, or the end of the deadline, creates the
+manifest, and the others obey it. Only the manifest decides, so a crash between any two requests
+leaves the old round or the new one.
 """
 
 import secrets
@@ -23,15 +23,15 @@ from fftgrad.islands._store import Clock, Create, List, Steps, Wait
 from fftgrad.memories import ErrorFeedback
 
 OVERDUE = 3
-"""Deadlines after the end of a round until an island may close it that holds another anchor than
-most who came. It computes again what all hold before."""
+"""Deadlines after the end of a round until an island whose anchor is in the minority may close it.
+
+Before that, the island recomputes its anchor."""
 
 
 class Member:
-    """An island as the others see it: it joins a run, hands in changes, obeys and closes rounds.
+    """Protocol state of an island, which joins a run, contributes, and obeys and closes rounds.
 
-    Every method that is a generator may be dropped at any request, or be stopped by an error of the
-    store, and called again.
+    A generator may be dropped at any request or after an error of the store, and called again.
     """
 
     def __init__(
@@ -51,22 +51,22 @@ class Member:
         self.run = b""  # the bytes of run.json
         self.programs = Programs.of(model, settings.exchange, outer, settings.rate)
         self.gathering: Gathering
-        self.trouble = ""  # the reason why nothing of it counts, or what is wrong with the store
-        self.damage = ""  # of the store, with which it goes on
-        self.own = b""  # its last contribution
-        self.awaited = -1  # the round of that
-        self.free = 0.0  # when its inner steps began
+        self.trouble = ""  # reason why contributions do not count, or damage of the store
+        self.damage = ""  # damage of the store that does not stop the island
+        self.own = b""  # the last contribution
+        self.awaited = -1  # the round of the last contribution
+        self.free = 0.0  # start time of the inner steps
         self.sent: Change | None = None  # the last change of the program
-        self._change: Change | None = None  # the last change that was handed in
-        self._is_written = True  # that contribution
+        self._change: Change | None = None  # the last change that was contributed
+        self._is_written = True  # True if the store has the last contribution
         self._former = residual
         self._model = model.digest
         self._reader = AnchorReader(model, outer)
-        self._alone = -1  # the round that it closes, though most who came hold another anchor
+        self._alone = -1  # the round that it may close with an anchor in the minority
 
     def start(self, params: Tree) -> Steps[None]:
         """Join the run of the store, or begin one with these parameters."""
-        first = self._compile(params)  # before it writes
+        first = self._compile(params)  # before any write, because the codec may not fit
         self.run = yield from _run.enter_run(self.model, self.settings, secrets.token_hex(16))
         _residual.check_run(self._former, self.run)
         deadline = self.settings.deadline
@@ -78,17 +78,14 @@ class Member:
         self.free = yield Clock()
 
     def _compile(self, params: Tree) -> Anchor:
-        """Compile the programs of a run, and return its anchor if it begins here.
-
-        A codec that does not fit the parameters is an error here.
-        """
+        """Compile the programs, and return the first anchor of a new run."""
         first = _round.first_anchor(params, self.programs)
         state = first.params, first.outer
         self.programs.try_out(self.ledger.memory, state, self.settings.islands)
         return first
 
     def _recall(self) -> Steps[None]:
-        """Take up the residual of an earlier start, once its last contribution is decided."""
+        """Load the residual of an earlier start, after its last round has closed."""
         tree = None
         if (former := self._former) is not None:
             number = self.anchor.round
@@ -100,13 +97,13 @@ class Member:
         self.ledger.begin(self.anchor.round, tree)
 
     def hand_in(self, change: Change) -> Steps[None]:
-        """Hand in a change, and see its round closed."""
+        """Contribute a change, and wait for the end of its round."""
         self.damage = yield from _run.check_run(self.run)
         yield from self.contribute(change)
         yield from self.finish()
 
     def contribute(self, change: Change) -> Steps[None]:
-        """Compress a change for the open round, if it can count; once for each change."""
+        """Compress a change for the open round if it can count, once for each change."""
         if change is self._change:
             return
         yield from _run.check_name(self.who)
@@ -116,7 +113,7 @@ class Member:
             fault = f"stale: starts from round {change.base}"
         elif not change.is_finite:
             fault = "not finite"
-        if fault:  # it says that the island is there, so that the next round waits for it
+        if fault:  # an empty contribution, so that the next round waits for this island
             blobs, pending = list[bytes](), None
         else:
             own = zlib.crc32(str(self.who).encode())
@@ -142,7 +139,7 @@ class Member:
         self.awaited, self._is_written, self._change = number, False, change
 
     def finish(self) -> Steps[None]:
-        """Wait until the round of the last contribution is closed, or close it."""
+        """Wait for the end of the round of the last contribution, or close the round."""
         pause = self.settings.deadline / 50
         while self.anchor.round <= self.awaited or self.ledger.pending:
             if not self._is_written:
@@ -157,7 +154,7 @@ class Member:
         self.free = yield Clock()
 
     def _look(self) -> Steps[None]:
-        """Obey the manifest of the round of the last contribution, or write it if it is time."""
+        """Obey the manifest of the awaited round, or write it if the round can close."""
         number, manifest = self.awaited, None
         if self.anchor.round < number:
             yield from self.catch_up()
@@ -170,7 +167,7 @@ class Member:
             yield from self._close()
 
     def _decision(self, number: int) -> Steps[Manifest | None]:
-        """The manifest of a round. If it is damaged, wait for an anchor of those who obeyed it."""
+        """Read the manifest of a round. If it is damaged, wait for an anchor after the round."""
         try:
             return (yield from _round.decision(number))
         except DamagedError as error:
@@ -184,7 +181,7 @@ class Member:
 
     def _close(self) -> Steps[None]:
         """Create the manifest of the open round, or obey that of a faster island."""
-        yield from self.gathering.read(self.who)  # as the others will see it
+        yield from self.gathering.read(self.who)  # from the store, like the others
         now, number = (yield Clock()), self.anchor.round
         manifest = _round.manifest_of(
             self.gathering,
@@ -202,13 +199,13 @@ class Member:
             return
         yield from _run.check_run(self.run)
         yield Create(_keys.manifest(number), manifest.to_bytes())
-        manifest = yield from self._decision(number)  # as the others will see it
+        manifest = yield from self._decision(number)  # from the store, like the others
         if manifest is not None:
             yield from self.obey(manifest)
 
     @property
     def anchor(self) -> Anchor:
-        """What all hold before the open round."""
+        """Anchor before the open round."""
         return self.gathering.anchor
 
     @anchor.setter
@@ -216,7 +213,7 @@ class Member:
         self.gathering.anchor = anchor
 
     def tell(self, trouble: str) -> None:
-        """Keep what is wrong; during the start, warn the program that waits for it."""
+        """Record a problem, and warn the program if it waits for the start."""
         self.trouble = trouble
         if not self.who.incarnation:
             warnings.warn(f"Island: {trouble}.", UserWarning, stacklevel=2)
@@ -231,7 +228,7 @@ class Member:
                 yield from self.obey(manifest)
 
     def obey(self, manifest: Manifest) -> Steps[None]:
-        """Take the outer step of a round, whole or not at all."""
+        """Take the outer step of a round, completely or not at all."""
         self.ledger.resolve(manifest, self.who)
         before = self.anchor
         if manifest.round != before.round:
@@ -255,20 +252,19 @@ class Member:
             yield from _round.keep_anchor(self.anchor, self.settings.anchors)
 
     def take(self, anchor: Anchor) -> None:
-        """Go on from an anchor."""
         before = getattr(self, "gathering", None)
         self.gathering = Gathering(anchor, self.settings)
         if before is not None:
             self.gathering.hand_in(before.handed, before.trained)
 
     def compute_again(self) -> Steps[None]:
-        """Compute what all hold from the newest whole anchor, and the manifests since."""
+        """Recompute the anchor from the newest intact one and the manifests since."""
         found, _ = yield from _round.newest_anchor(self._reader)
         if found is not None:
             self.take(found)
             yield from self.catch_up()
 
     def _take_newer(self) -> Steps[None]:
-        """Wait for an anchor of a later round, and take it."""
+        """Wait for an anchor of a later round, and continue from it."""
         number, deadline = self.anchor.round, self.settings.deadline
         self.take((yield from _round.later_anchor(self._reader, number, deadline, self.tell)))

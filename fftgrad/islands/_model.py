@@ -1,7 +1,7 @@
-"""The parameters of an island on its host, and the programs that all islands run on them.
+"""Parameters of an island on its host, and the common programs of all islands.
 
-All islands run these programs on one CPU device, so they get the same bits. Their accelerators and
-meshes differ, and another order of a sum rounds differently.
+All islands run these programs on one CPU device. On different accelerators or meshes, sums would
+have another order and other rounding errors.
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ import optax
 from jax.experimental import multihost_utils
 
 from fftgrad._contracts import Codec, Like, Memory, Payload, PyTree, Step
+from fftgrad._values import brief
 from fftgrad.exchanges import AllGather, _bucketing, _parts
 from fftgrad.exchanges._all_gather import clipped_mean
 from fftgrad.exchanges._bucketing import Bucket, Bucketing
@@ -29,12 +30,12 @@ from fftgrad.tools import _bytes
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Tree: TypeAlias = dict[str, Array]
-"""Float32 leaves by path, the same on islands that keep them in other containers."""
+"""Float32 leaves by path, equal for all containers of the parameters."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """The paths, shapes and dtypes of the parameters of a program."""
+    """Paths, shapes and dtypes of the parameters of a program."""
 
     structure: Any
     paths: tuple[str, ...]
@@ -43,18 +44,15 @@ class Model:
 
     @classmethod
     def of(cls, params: PyTree) -> "Model":
-        """The model of these parameters."""
         _bucketing.check_tree("Island", "params", params)
         found = by_path(params)
-        if not found:
-            raise ValueError("Island(params): must have an array, got none; pass the parameters.")
         shapes = tuple(tuple(leaf.shape) for leaf in found.values())
         dtypes = tuple(str(leaf.dtype) for leaf in found.values())
         return cls(jax.tree.structure(params), tuple(found), shapes, dtypes)
 
     @property
     def described(self) -> list[list[Any]]:
-        """Path, shape and dtype of each leaf, for JSON, in the order of the paths."""
+        """Paths, shapes and dtypes of the leaves for JSON, in the order of the paths."""
         rows = zip(self.paths, self.shapes, self.dtypes, strict=True)
         return sorted([path, list(shape), dtype] for path, shape, dtype in rows)
 
@@ -66,7 +64,7 @@ class Model:
 
     @property
     def likes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """The shapes of its `Tree`s."""
+        """Shapes of a `Tree` of this model."""
         return {
             path: jax.ShapeDtypeStruct(shape, jnp.float32)
             for path, shape in sorted(zip(self.paths, self.shapes, strict=True))
@@ -80,12 +78,12 @@ class Model:
         if found != wanted:
             odd = [row for row in found if row not in wanted] or found
             raise ValueError(
-                f"Island.step(params): must have {wanted}, got {odd}; pass the parameters of the "
-                "island."
+                f"Island.step(params): must have the leaves of Island(params), got {brief(odd)}; "
+                "pass the parameters of the island."
             )
 
     def to_host(self, params: PyTree) -> Tree:
-        """A copy of the parameters, which may be donated or moved afterwards."""
+        """Copy the parameters to the host. They may be donated or moved afterwards."""
         leaves = [_to_host(leaf) for leaf in jax.tree.leaves(params)]
         return dict(sorted(zip(self.paths, leaves, strict=True)))
 
@@ -95,7 +93,7 @@ class Model:
         return {path: leaf.astype(dtypes[path]).astype(np.float32) for path, leaf in tree.items()}
 
     def to_params(self, tree: Tree, like: PyTree) -> PyTree:
-        """The parameters of the program, on the devices of `like`."""
+        """Return the parameters of the program, with the shardings and dtypes of `like`."""
         leaves = [
             _to_devices(tree[path], leaf)
             for path, leaf in zip(self.paths, jax.tree.leaves(like), strict=True)
@@ -104,14 +102,14 @@ class Model:
 
 
 def _to_host(leaf: Any) -> Any:
-    """A float32 copy of a whole array, on the host of each process."""
+    """Copy a whole array in float32 to the host of each process."""
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         leaf = multihost_utils.process_allgather(leaf, tiled=True)
     return np.array(leaf, np.float32)
 
 
 def _to_devices(value: np.ndarray[Any, Any], like: Any) -> Any:
-    """An array of the host on the devices of another array, in its dtype."""
+    """Copy an array of the host to the sharding and dtype of another array."""
     value = value.astype(like.dtype)
     if not isinstance(like, jax.Array):
         return jax.device_put(value)
@@ -121,13 +119,11 @@ def _to_devices(value: np.ndarray[Any, Any], like: Any) -> Any:
 def check_finite(tree: Tree) -> None:
     """Refuse parameters that are not finite."""
     if bad := [path for path, leaf in tree.items() if not np.isfinite(leaf).all()]:
-        raise ValueError(
-            f"Island(params): must be finite, got {bad}, which are not; see where they are from."
-        )
+        raise ValueError(f"Island(params): must be finite, got {bad}; pass the initial ones.")
 
 
 def blended(own: Tree, common: Tree, share: float) -> Tree:
-    """Blend an island's own leaves into the common ones; own leaves that are not finite count 0."""
+    """Blend an island's own leaves into the common ones, except leaves that are not finite."""
     kept = np.float32(share)
     return {
         path: kept * own[path] + (1 - kept) * leaf if np.isfinite(own[path]).all() else leaf
@@ -136,14 +132,14 @@ def blended(own: Tree, common: Tree, share: float) -> Tree:
 
 
 Outer = Callable[[float], optax.GradientTransformation]
-"""The outer optimizer at a rate, whose state has the same shape at every rate."""
+"""Function from a learning rate to an optimizer whose state has the same shape at all rates."""
 
 
 def nesterov(rate: float) -> optax.GradientTransformation:
-    """Function: the outer optimizer of DiLoCo, `optax.sgd(rate, momentum=0.9, nesterov=True)`.
+    """Function: make DiLoCo's outer optimizer, `optax.sgd(rate, momentum=0.9, nesterov=True)`.
 
     Args:
-      rate: that of `Settings`.
+      rate: learning rate, as in `Settings`.
 
     Example:
       >>> jax.tree.leaves(fg.islands.nesterov(0.7).init(jnp.zeros(2)))
@@ -153,26 +149,19 @@ def nesterov(rate: float) -> optax.GradientTransformation:
 
 
 def on_host() -> AbstractContextManager[Any]:
-    """The first CPU device of the process as the default, on which all of this runs."""
-    try:
-        return jax.default_device(jax.local_devices(backend="cpu")[0])
-    except RuntimeError as error:
-        raise RuntimeError(
-            "fftgrad.islands: needs the CPU beside the accelerators, because all islands compute "
-            f"there what they have in common, got none ({error}); set JAX_PLATFORMS=cuda,cpu or "
-            "leave it unset."
-        ) from error
+    """Make the first CPU device the default. An error of JAX means that JAX_PLATFORMS lacks cpu."""
+    return jax.default_device(jax.local_devices(backend="cpu")[0])
 
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """The programs of a run: they compress, decode and average changes.
+    """Programs of a run, which compress, decode and average changes.
 
     Attributes:
       shapes: path and shape of each leaf, in the order of the paths.
-      exchange: with the codec and the average.
-      outer: the outer optimizer at a rate.
-      rate: that of the settings.
+      exchange: the codec, and the rule of the mean.
+      outer: function from the rate to the outer optimizer.
+      rate: learning rate of the settings.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -182,7 +171,7 @@ class Programs:
 
     @classmethod
     def of(cls, model: Model, *args: Any) -> "Programs":
-        """The programs for a model, with what follows `shapes`."""
+        """Make the programs for a model; `args` are the fields after `shapes`."""
         return cls(tuple((path, like.shape) for path, like in model.likes.items()), *args)
 
     @functools.cached_property
@@ -199,7 +188,7 @@ class Programs:
 
     @functools.cached_property
     def _of_parts(self) -> list[tuple[Codec, Like]]:
-        """The codec and the vector of each part, in the order in which they are written."""
+        """Return the codec and the shape of each part, in the order of the payloads."""
         pairs = [zip(codec.codecs, likes, strict=True) for _, codec, likes in self._buckets]
         return [pair for bucket in pairs for pair in bucket]
 
@@ -208,21 +197,21 @@ class Programs:
         return bucket, codec, _parts.vector_likes(bucket)
 
     def init(self) -> Any:
-        """The state of the codecs before the first round."""
+        """Return the state of the codecs before the first round."""
         with on_host():
             return [codec.init(likes) for _, codec, likes in self._buckets]
 
     def compress(
         self, memory: Memory, change: Tree, kept: Any, states: Any, number: int, own: int
     ) -> tuple[list[Payloads], Tree, Any, Any]:
-        """Compress a change; return payloads, their decoded values, and both states after it."""
+        """Compress a change; return payloads, decoded values, and the next states."""
         with on_host():
             return jax.device_get(
                 _compress(self, memory, change, kept, states, np.int32(number), np.uint32(own))
             )
 
     def decode(self, payloads: list[Payloads], number: int) -> list[Array]:
-        """Decode the payloads of one contribution, as vectors."""
+        """Decode the payloads of one contribution into vectors."""
         with on_host():
             return jax.device_get(_decode(self, payloads, np.int32(number)))
 
@@ -233,10 +222,10 @@ class Programs:
         shares: Sequence[float],
         number: int,
     ) -> tuple[Tree, PyTree]:
-        """Parameters and outer state after a round: a pure function of the arguments.
+        """Return the parameters and the outer state after a round, a pure function.
 
-        Contributions are added in their order. Copies with weight 0 fill them up to a power of two,
-        so that few programs are compiled.
+        Contributions are added in their order. Copies with weight 0 pad them to a power of two, so
+        that few programs are compiled.
         """
         size = 1 << (len(sent) - 1).bit_length()
         filled = [*sent, *[sent[0]] * (size - len(sent))]
@@ -249,7 +238,7 @@ class Programs:
     def try_out(self, memory: Memory, state: tuple[Tree, PyTree], islands: int) -> None:
         """Compile all programs before the first step, because a round has a deadline.
 
-        A codec that does not fit the parameters is an error here.
+        This also raises the error of a codec that does not fit the parameters.
         """
         with on_host():
             kept = memory.init(self._like)
@@ -261,14 +250,14 @@ class Programs:
             self.advance(state, [payloads] * size, [1.0 / size] * size, 0)
 
     def to_bytes(self, payloads: list[Payloads]) -> list[bytes]:
-        """The bytes of each payload, by `fg.tools.to_bytes`."""
+        """Return the bytes of each payload, by `fg.tools.to_bytes`."""
         flat = [payload for bucket in payloads for payload in bucket]
         with on_host():
             pairs = zip(flat, self._of_parts, strict=True)
             return [_bytes.to_bytes(payload, codec, like) for payload, (codec, like) in pairs]
 
     def from_bytes(self, blobs: Sequence[bytes | memoryview]) -> list[Payloads]:
-        """The payloads of bytes; a `DamagedError` if they are of other codecs or shapes."""
+        """Read payloads; raise `DamagedError` for those of other codecs or shapes."""
         if len(blobs) != len(self._of_parts):
             raise DamagedError(f"of {len(blobs)} parts in place of {len(self._of_parts)}")
         with on_host():
@@ -284,7 +273,7 @@ class Programs:
 
 
 def _step(number: Any, own: Any = 0) -> Step:
-    """The step of a round, with the randomness that all share, and that of an island."""
+    """Return the step of a round, with the common random key and that of an island."""
     return Step.of(jax.random.fold_in(jax.random.key(0), number), number).fold_local(own)
 
 
@@ -335,7 +324,7 @@ def _advance(programs: Programs, state: Any, sent: Any, shares: Any, number: Any
 def _mean(
     exchange: AllGather, codec: Parts, payloads: Any, likes: Likes, shares: jax.Array, step: Step
 ) -> Any:
-    """The mean of the decoded payloads by their shares, clipped if the exchange says so."""
+    """Average the decoded payloads by their shares, clipped if the exchange requires it."""
     if exchange.clip_to_median:
         return clipped_mean(lambda p: codec.decompress(p, likes, step), payloads, shares)
     zero = jnp.zeros((), jnp.float32)

@@ -1,4 +1,4 @@
-"""The objects of a store as bytes, with checksums: contributions, manifests, and their frame."""
+"""Objects of a store as bytes with checksums: contributions, manifests, and their frame."""
 
 import hashlib
 import json
@@ -10,26 +10,26 @@ from typing import Any, NamedTuple
 from fftgrad.islands._keys import Who
 
 FORMAT = 3
-"""The number of the layout and meaning of all objects. A change of either gets another number."""
+"""Version of the layout and meaning of all objects. Raise it with each change."""
 
 HEAD = struct.Struct("<4sHHI")
-"""Magic, format, zero, bytes of the header. A CRC-32 of all that stands before it is the tail."""
+"""Magic, format, zero, bytes of the header. The tail is a CRC-32 of all bytes before it."""
 TAIL = struct.Struct("<I")
 
 
 class DamagedError(ValueError):
-    """Bytes that are no object of this format."""
+    """Bytes that are not an object of this format."""
 
 
 def pack(magic: bytes, header: dict[str, Any], blobs: Sequence[bytes | memoryview]) -> bytes:
-    """The bytes of an object, of which `unpack` makes header and blobs again."""
+    """Return the bytes of an object, the inverse of `unpack`."""
     text = json.dumps(header | {"sizes": [len(blob) for blob in blobs]}, sort_keys=True).encode()
     data = b"".join((HEAD.pack(magic, FORMAT, 0, len(text)), text, *blobs))
     return data + TAIL.pack(zlib.crc32(data))
 
 
 def unpack(magic: bytes, data: bytes) -> tuple[dict[str, Any], list[memoryview]]:
-    """Header and blobs; nothing is executed."""
+    """Verify an object and return its header and blobs, without executing anything."""
     view = memoryview(data)
     if len(view) < HEAD.size + TAIL.size:
         raise DamagedError("cut off")
@@ -50,13 +50,13 @@ def unpack(magic: bytes, data: bytes) -> tuple[dict[str, Any], list[memoryview]]
 
 
 def pack_json(found: dict[str, Any]) -> bytes:
-    """An object of JSON with its format and checksum."""
+    """Return an object of JSON with its format and checksum."""
     told = found | {"format": FORMAT}
     return _text(told | {"crc32": zlib.crc32(_text(told))})
 
 
 def unpack_json(data: bytes) -> dict[str, Any]:
-    """What `pack_json` was given, and its format."""
+    """Verify an object of JSON and return its contents with the format."""
     found = read_json(data)
     if found.pop("crc32", None) != zlib.crc32(_text(found)):
         raise DamagedError("altered")
@@ -68,7 +68,7 @@ def _text(found: dict[str, Any]) -> bytes:
 
 
 def read_json(data: bytes) -> dict[str, Any]:
-    """An object of JSON, whatever the bytes are."""
+    """Parse an object of JSON without verifying the checksum."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -80,31 +80,30 @@ def read_json(data: bytes) -> dict[str, Any]:
 
 CONTRIBUTION = b"FFTC"
 LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e18
-"""Bounds of a weight, so that every share is a positive float32, and the sum of all is finite."""
+"""Bounds of a weight, so that each share is a positive float32 and the sum is finite."""
 
 
 class Contribution(NamedTuple):
-    """The change that an island hands in to a round: a header, and payloads as bytes."""
+    """The change of an island for a round: a header, and payloads as bytes."""
 
-    who: Who  # its island
-    round: int  # the round that it is for
-    base: int  # the round from whose parameters the change is counted
-    anchor: str  # digest of the anchor that the island held before the round
+    who: Who  # the island
+    round: int  # the round of the contribution
+    base: int  # the round of the parameters from which the change starts
+    anchor: str  # digest of the island's anchor before the round
     model: str  # digest of paths, shapes and dtypes
     weight: float  # in the mean, such as tokens
-    loss: float | None  # mean loss of the inner steps, for people
-    fault: str  # why its island has nothing to hand in, though it is there
+    loss: float | None  # mean loss of the inner steps, for the status
+    fault: str  # reason why a live island has no change to contribute
     blobs: Sequence[bytes | memoryview]
 
     def to_bytes(self) -> bytes:
-        """The contribution as an object."""
         header = self._asdict() | self.who._asdict()
         del header["who"], header["blobs"]
         return pack(CONTRIBUTION, header, self.blobs)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Contribution":
-        """The contribution of an object; a `DamagedError` if it is none."""
+        """Read the contribution of an object; raise `DamagedError` for other bytes."""
         header, blobs = unpack(CONTRIBUTION, data)
         who = Who(header.pop("island"), header.pop("incarnation"))
         if not LEAST_WEIGHT <= header["weight"] <= MOST_WEIGHT:
@@ -113,7 +112,7 @@ class Contribution(NamedTuple):
 
 
 def digest(data: bytes) -> str:
-    """The digest by which a manifest names the bytes of a contribution."""
+    """Return the digest by which a manifest identifies the bytes of a contribution."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -122,20 +121,19 @@ class Entry(NamedTuple):
 
     island: str
     incarnation: int
-    sha256: str  # of its bytes
+    sha256: str  # digest of the bytes
     weight: float  # in the mean
-    base: int  # the round from whose parameters its change is counted
+    base: int  # the round of the parameters from which the change starts
     loss: float | None
-    norm: float  # of the decoded change, as the writer of the manifest saw it
+    norm: float  # norm of the decoded change, computed by the writer of the manifest
 
     @property
     def who(self) -> Who:
-        """Its island."""
         return Who(self.island, self.incarnation)
 
 
 class Refusal(NamedTuple):
-    """A contribution that came and does not count, and why."""
+    """A refused contribution."""
 
     island: str
     incarnation: int
@@ -143,30 +141,28 @@ class Refusal(NamedTuple):
 
     @property
     def who(self) -> Who:
-        """Its island."""
         return Who(self.island, self.incarnation)
 
 
 class Manifest(NamedTuple):
-    """The decision which contributions count in a round. All obey it, whoever wrote it."""
+    """The list of the contributions that count in a round, which all islands obey."""
 
     round: int
-    by: Who  # its writer
-    anchor: str  # digest of the anchor that the writer held before the round
-    counted: list[Entry]  # in the order in which all add them
+    by: Who  # the writer
+    anchor: str  # digest of the writer's anchor before the round
+    counted: list[Entry]  # in the order of the sum
     refused: list[Refusal]
-    missed: list[str]  # islands that were expected and did not come
+    missed: list[str]  # expected islands that did not contribute
     expected: list[str]  # islands for which the next round waits
-    waited: float  # seconds from the hand-in of the writer until it closed the round
+    waited: float  # seconds from the writer's contribution to the end of the round
 
     @property
     def shares(self) -> list[float]:
-        """The share of each contribution in the mean; they add up to 1."""
+        """Shares of the contributions in the mean, with sum 1."""
         total = sum(entry.weight for entry in self.counted)
         return [entry.weight / total for entry in self.counted]
 
     def to_bytes(self) -> bytes:
-        """The manifest as an object of JSON."""
         found = self._asdict() | {"by": self.by._asdict()}
         found["counted"] = [entry._asdict() for entry in self.counted]
         found["refused"] = [refusal._asdict() for refusal in self.refused]
@@ -174,12 +170,12 @@ class Manifest(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes, number: int) -> "Manifest":
-        """The manifest of a round, of an object; a `DamagedError` if it is none."""
+        """Read the manifest of a round; raise `DamagedError` for other bytes."""
         found = unpack_json(data)
         if (version := found.pop("format", None)) != FORMAT:
-            raise ValueError(  # no damage, or another manifest would take its place
-                f"Island(store): must be of format {FORMAT}, got a manifest of round {number} of "
-                f"format {version!r}; take the fftgrad that wrote it."
+            raise ValueError(  # not DamagedError, for which the island waits
+                f"Island(store): must have format {FORMAT}, got a manifest of round {number} of "
+                f"format {version!r}; use the fftgrad that wrote it."
             )
         if found["round"] != number:
             raise DamagedError(f"is that of round {found['round']}")

@@ -1,4 +1,4 @@
-"""The residual of an island: what it has learned and not sent. None of it is lost."""
+"""Residual of an island: its unsent changes, and the outcomes of its contributions."""
 
 import dataclasses
 import warnings
@@ -17,14 +17,14 @@ from fftgrad.memories import ErrorFeedback
 
 
 class Residual(NamedTuple):
-    """The changes that an island has not sent, as arrays for any checkpoint.
+    """Unsent changes of an island, as arrays for any checkpoint.
 
     Attributes:
       after: the residual if the last contribution counts, by path.
-      before: the residual if it is refused.
-      sent: the decoded contribution, which returns to the residual if it is late; zeros if its
-        round is closed.
-      round: of the last contribution; before the first, the round before the island started.
+      before: the residual if the last contribution is refused.
+      sent: the decoded last contribution, which returns to the residual if late; zeros after the
+        end of its round.
+      round: the round of the last contribution, or the one before the start of the island.
       name: checksum of the island's name, uint32.
       incarnation: number of the start of the island.
       run: checksum of the run, uint32.
@@ -45,7 +45,6 @@ class Residual(NamedTuple):
 
 
 def checksum(data: bytes) -> np.uint32:
-    """The checksum of a name or a run."""
     return np.uint32(zlib.crc32(data))
 
 
@@ -53,11 +52,9 @@ def check(residual: object, name: str, model: Model) -> None:
     """Refuse the residual of another island or model."""
     if residual is None:
         return
-    remedy = "pass what island.residual was, or leave it out."
+    remedy = "pass the island.residual of an earlier start."
     if not isinstance(residual, Residual):
-        raise TypeError(
-            f"Island(residual): must be a Residual, got {type(residual).__name__}; {remedy}"
-        )
+        raise TypeError(f"Island(residual): must be a Residual, got {type(residual)}; {remedy}")
     if int(residual.name) != checksum(name.encode()):
         raise ValueError(f"Island(residual): must be of {name!r}, got another's; {remedy}")
     likes = {path: like.shape for path, like in model.likes.items()}
@@ -67,18 +64,15 @@ def check(residual: object, name: str, model: Model) -> None:
 
 
 def check_run(residual: Residual | None, run: bytes) -> None:
-    """Refuse the residual of another run, such as one of a store that was emptied since."""
+    """Refuse the residual of another run, such as one that was in the store before."""
     if residual is not None and int(residual.run) != checksum(run):
-        raise ValueError(
-            "Island(residual): must be of this run, got one of another, which began anew since or "
-            "is in another store; leave it out."
-        )
+        raise ValueError("Island(residual): must be of this run, got another's; leave it out.")
 
 
 def is_open(residual: Residual, own: Who, opened: int) -> Steps[bool]:
-    """Whether the open round has a contribution of that start, or of a later one before `own`.
+    """Return True if an earlier start, not before that of the residual, contributed to this round.
 
-    It may be newer than the residual, which then has the same change.
+    A contribution that is newer than the residual has the same change.
     """
     for incarnation in range(int(residual.incarnation), own.incarnation):
         key = _keys.contribution(opened, Who(own.island, incarnation))
@@ -88,10 +82,10 @@ def is_open(residual: Residual, own: Who, opened: int) -> Steps[bool]:
 
 
 def left(residual: Residual, name: str, opened: int) -> Steps[Tree | None]:
-    """The residual after the rounds that are closed; None if it is unknown.
+    """Return the residual after all closed rounds; None if the manifests do not determine it.
 
-    The manifests say whether the last contribution counted. If they count a later one of the
-    island, some of the residual was sent since, and nobody knows how much.
+    The manifests tell if the last contribution counted. If a later contribution of the island
+    counted, an unknown part of the residual has been sent.
     """
     own = Who(name, int(residual.incarnation))
     fate = {path: residual.after[path] + residual.sent[path] for path in residual.after}
@@ -117,8 +111,8 @@ def left(residual: Residual, name: str, opened: int) -> Steps[Tree | None]:
 def _leave_out(name: str, residual: Residual, why: str) -> None:
     warnings.warn(
         f"Island(residual): must be as new as the last contribution of {name!r}, got one of round "
-        f"{int(residual.round)}, and {why}; it is left out, or it would be sent twice. Save "
-        "island.residual after each round.",
+        f"{int(residual.round)}, but {why}. The residual is left out, because it would be sent "
+        "twice; save island.residual after each round.",
         UserWarning,
         stacklevel=2,
     )
@@ -128,25 +122,24 @@ def _leave_out(name: str, residual: Residual, why: str) -> None:
 class Change:
     """The change of an island in its inner steps."""
 
-    tree: Tree  # the parameters before the steps, minus those after them
-    base: int  # the round whose anchor it started from
+    tree: Tree  # the parameters before the steps minus those after them
+    base: int  # the round of the anchor from which the steps started
     weight: float
     loss: float | None
 
     @property
     def is_finite(self) -> bool:
-        """Whether all of it is finite."""
         return all(np.isfinite(leaf).all() for leaf in self.tree.values())
 
 
 class Outcome(NamedTuple):
-    """The outcome of a contribution.
+    """Outcome of a contribution.
 
     Attributes:
-      round: its round.
-      counted: whether it is in the mean of that round.
-      kept: whether it returned to the residual, to be sent in a later round.
-      reason: why it does not count.
+      round: the round of the contribution.
+      counted: True if the contribution is in the mean of the round.
+      kept: True if the contribution returned to the residual.
+      reason: reason why the contribution does not count.
     """
 
     round: int
@@ -156,33 +149,32 @@ class Outcome(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """A contribution whose round is not closed yet."""
+    """A contribution to an open round."""
 
     round: int
     sent: Tree  # decoded
-    memory: Any  # the state of the memory if it counts
-    states: Any  # of the codecs if it counts
+    memory: Any  # the state of the memory if the contribution counts
+    states: Any  # the states of the codecs if the contribution counts
 
 
 REFUSALS = 2
-"""Refused contributions in a row after which the island warns."""
+"""Consecutive refused contributions after which the island warns."""
 
 
 class Book(NamedTuple):
-    """The state of a ledger, replaced whole, because a thread writes and the program reads."""
+    """State of a ledger, replaced atomically, because a thread writes and the program reads."""
 
     kept: Any  # the state of the memory, without the pending contribution
-    states: Any = None  # of the codecs
+    states: Any = None  # the states of the codecs
     pending: Pending | None = None
-    taken: Change | None = None  # the last change that is in it
+    taken: Change | None = None  # the last change that the book contains
     last: int = -1  # the round of the last contribution
 
 
 class Ledger:
     """The memory of an island, and the outcomes of its contributions.
 
-    With decay 1, the changes that the manifests counted + `residual` = the changes that were handed
-    in and not refused.
+    With decay 1, counted changes + `residual` = contributed changes that were not refused.
     """
 
     def __init__(self, memory: ErrorFeedback, model: Model) -> None:
@@ -193,19 +185,19 @@ class Ledger:
 
     @property
     def pending(self) -> Pending | None:
-        """The contribution whose round is not closed yet."""
+        """Contribution to the open round, if any."""
         return self._book.pending
 
     @property
     def residual(self) -> Tree:
-        """The residual if the pending contribution does not count."""
+        """Residual if the pending contribution is late."""
         pending = self.pending
         if pending is None:
             return self._book.kept.residual
         return self._put_back(pending.sent, pending.memory).residual
 
     def saved(self, who: Who, sent: Change | None, run: bytes) -> Residual:
-        """The residual for a checkpoint, with the last change of the program."""
+        """Return the residual for a checkpoint, with the last change of the program."""
         book = self._book
         before = after = book.kept
         nothing = {path: np.zeros(leaf.shape, np.float32) for path, leaf in before.residual.items()}
@@ -228,7 +220,7 @@ class Ledger:
         )
 
     def begin(self, number: int, tree: Tree | None) -> None:
-        """Begin with a residual, before the first contribution to a round or a later one."""
+        """Begin with a residual, before a contribution to this round or a later one."""
         kept = self._book.kept
         if tree is not None:
             dtype = jax.tree.leaves(kept.residual)[0].dtype
@@ -236,13 +228,13 @@ class Ledger:
         self._book = self._book._replace(kept=kept, last=number - 1)
 
     def hand_in(self, pending: Pending, change: Change) -> None:
-        """Take a change, which is pending from now on."""
+        """Record a change as the pending contribution."""
         book = self._book
         self._book = book._replace(pending=pending, taken=change, last=pending.round)
 
     @property
     def trouble(self) -> str:
-        """The reason of the last refusals, if there were several in a row."""
+        """Reason of the last refusals, if several are consecutive; else empty."""
         last = self.outcomes[-REFUSALS:]
         if len(last) < REFUSALS or any(outcome.counted or outcome.kept for outcome in last):
             return ""
@@ -259,12 +251,12 @@ class Ledger:
         return programs.to_bytes(payloads), Pending(number, sent, kept, states)
 
     def refuse(self, change: Change, number: int, reason: str) -> None:
-        """Drop a change that no island would count."""
+        """Drop a change that all islands would refuse."""
         self._book = self._book._replace(taken=change)
         self._close(Outcome(number, False, reason=reason), self._book.kept, self._book.states)
 
     def resolve(self, manifest: Manifest, who: Who) -> None:
-        """Close the pending contribution by the manifest of its round."""
+        """Close the pending contribution as the manifest of its round decides."""
         pending, kept, states = self.pending, self._book.kept, self._book.states
         if pending is None or pending.round != manifest.round:
             return

@@ -1,7 +1,7 @@
-"""The rounds of a run: contributions gather, a manifest decides, an outer step makes an anchor.
+"""Rounds of a run: islands contribute, a manifest decides, and an outer step makes an anchor.
 
-A store creates an object only if there is none, so all readers find the same manifest of a round.
-An anchor holds what all islands have before a round.
+Objects of a store never change, so all islands read the same manifest of a round. An anchor
+contains the common parameters and the outer state before a round.
 """
 
 import dataclasses
@@ -38,16 +38,15 @@ ANCHOR = b"FFTA"
 
 
 class Anchor(NamedTuple):
-    """What all hold before a round: a function of the first anchor and the rounds since."""
+    """The common state of all islands before a round."""
 
-    round: int  # the open one
+    round: int  # the open round
     params: Tree
     outer: PyTree  # the state of the outer optimizer
-    expected: tuple[str, ...] | None  # islands the round waits for; None: any, by the settings
-    digest: str  # of all these
+    expected: tuple[str, ...] | None  # islands to wait for; None: a number, by the settings
+    digest: str  # of the other fields
 
     def to_bytes(self) -> bytes:
-        """The anchor as an object."""
         leaves: list[Array] = jax.tree.leaves((self.params, self.outer))
         header = {
             "round": self.round,
@@ -59,7 +58,7 @@ class Anchor(NamedTuple):
 
 
 def make_anchor(number: int, params: Tree, outer: PyTree, expected: Sequence[str] | None) -> Anchor:
-    """The anchor of a round, with its digest."""
+    """Make the anchor of a round, with its digest."""
     names = None if expected is None else tuple(expected)
     total = zlib.crc32(repr((number, names)).encode())
     for leaf in jax.tree.leaves((params, outer)):
@@ -68,7 +67,7 @@ def make_anchor(number: int, params: Tree, outer: PyTree, expected: Sequence[str
 
 
 def first_anchor(params: Tree, programs: Programs) -> Anchor:
-    """The anchor of a run that begins with these parameters."""
+    """Make the anchor of a run that begins with these parameters."""
     with on_host():
         state = jax.device_get(programs.outer(programs.rate).init(params))
     return make_anchor(0, params, jax.tree.map(np.asarray, state), None)
@@ -77,7 +76,7 @@ def first_anchor(params: Tree, programs: Programs) -> Anchor:
 def next_anchor(
     before: Anchor, manifest: Manifest, sent: Sequence[list[Payloads]], programs: Programs
 ) -> Anchor:
-    """The anchor after a round: the outer step on the contributions of its manifest."""
+    """Compute the anchor after a round by the outer step on the counted contributions."""
     state = before.params, before.outer
     if sent:
         state = programs.advance(state, sent, manifest.shares, manifest.round)
@@ -85,15 +84,15 @@ def next_anchor(
 
 
 class AnchorReader:
-    """Reads the anchors of a model and an outer optimizer."""
+    """Reader of the anchors of a model and an outer optimizer."""
 
     def __init__(self, model: Model, outer: Outer) -> None:
-        state = jax.eval_shape(outer(1.0).init, model.likes)  # its shapes are those of any rate
+        state = jax.eval_shape(outer(1.0).init, model.likes)  # shapes are equal for all rates
         likes, self._structure = jax.tree.flatten((model.likes, state))
         self._likes: list[Like] = likes
 
     def read(self, data: bytes) -> Anchor:
-        """The anchor of an object; a `DamagedError` if it is none, or one of other shapes."""
+        """Read the anchor of an object; raise `DamagedError` for other bytes or shapes."""
         header, blobs = _objects.unpack(ANCHOR, data)
         if header["leaves"] != [[str(like.dtype), list(like.shape)] for like in self._likes]:
             raise DamagedError("anchor of other parameters, or of another outer optimizer")
@@ -104,13 +103,13 @@ class AnchorReader:
 
 
 ANCHORS_KEPT = 2
-"""The newest anchor, and one to go back to if that is damaged."""
+"""Number of anchors in the store, in case the newest is damaged."""
 PATIENCE = 100
-"""Deadlines without a new object after which an island says that it waits."""
+"""Deadlines without a new object after which a waiting island reports this."""
 
 
 def anchor_numbers() -> Steps[list[int]]:
-    """The rounds of all anchors, in ascending order."""
+    """Return the rounds of all anchors, in ascending order."""
     found = [_keys.number_of(key) for key in (yield List(_keys.ANCHORS))]
     return sorted({number for number in found if number is not None})
 
@@ -118,7 +117,7 @@ def anchor_numbers() -> Steps[list[int]]:
 def newest_anchor(
     reader: AnchorReader, after: int = -1
 ) -> Steps[tuple[Anchor | None, DamagedError | None]]:
-    """The newest whole anchor after a round, and the damage of the last one passed over."""
+    """Return the newest intact anchor after a round, and the damage of a newer one, if any."""
     problem: DamagedError | None = None
     for number in reversed((yield from anchor_numbers())):
         if number <= after:
@@ -138,9 +137,9 @@ def later_anchor(
     deadline: float,
     tell: Callable[[str], None],
 ) -> Steps[Anchor]:
-    """Wait for an anchor after a round, for an island that cannot compute it.
+    """Wait for an anchor after a round that this island cannot compute.
 
-    It waits however long rounds take, and tells if no object comes to the store.
+    The wait has no limit. If the store gets no new objects, the island calls `tell`.
     """
     seen: set[str] = set()
     end = (yield Clock()) + PATIENCE * deadline
@@ -151,9 +150,8 @@ def later_anchor(
             end = (yield Clock()) + PATIENCE * deadline
         elif (yield Clock()) >= end:
             tell(
-                f"waits for an anchor after round {after}, because it cannot go on from there, and "
-                f"nothing came to the store in {PATIENCE * deadline:.0f} s; see whether another "
-                "island lives"
+                f"waits for an anchor after round {after}, which it cannot compute, and the store "
+                f"got no object in {PATIENCE * deadline:.0f} s; check that another island runs"
             )
         yield Wait(deadline / 4)
     return found
@@ -162,27 +160,27 @@ def later_anchor(
 def enter_anchor(
     reader: AnchorReader, first: Anchor, deadline: float, tell: Callable[[str], None]
 ) -> Steps[Anchor]:
-    """The newest anchor of a run. A run without one begins with `first`."""
+    """Return the newest anchor of a run. A run without anchors begins with `first`."""
     found, problem = yield from newest_anchor(reader)
     if found is None and problem is None:
         if (yield Read(_keys.manifest(0))) is None:
             data = yield from settle(_keys.anchor(0), first.to_bytes())
             found = reader.read(data)
-        else:  # removed, or not listed yet
+        else:  # anchors were removed, or are not listed yet
             found = yield from later_anchor(reader, -1, deadline, tell)
     if found is None:
         raise ValueError(
-            f"Island(store): must have an anchor that is whole, got one that is not, or does "
-            f"not fit ({problem}); take another folder, or the outer optimizer of the run."
+            f"Island(store): must have an anchor that is intact and fits, got another ({problem}); "
+            "pass the outer optimizer of the run, or use another folder."
         )
     return found
 
 
 def keep_anchor(anchor: Anchor, every: int) -> Steps[None]:
-    """Write every so many rounds the anchor, and remove what is older than the two newest.
+    """Write the anchor every so many rounds, and remove objects before the kept anchors.
 
-    The writer of a manifest does so after it has obeyed it. If it dies before, a later round makes
-    up for it. Manifests stay: a round that has one is never closed again.
+    The writer of a manifest calls this after it has obeyed the manifest. If the writer crashes
+    before, a later round removes the objects. Manifests stay, so a round never closes twice.
     """
     if anchor.round % every:
         return
@@ -191,7 +189,7 @@ def keep_anchor(anchor: Anchor, every: int) -> Steps[None]:
     before = found[-ANCHORS_KEPT:][0] if found else 0
     if old := tuple(_keys.anchor(number) for number in found if number < before):
         yield Delete(old)
-    # As far back as the last removal, and once more in case that failed.
+    # The listing starts one removal earlier than needed, in case the last removal failed.
     start = _keys.round_folder(max(0, before - (ANCHORS_KEPT + 1) * every))
     old = tuple(
         key
@@ -206,33 +204,33 @@ def keep_anchor(anchor: Anchor, every: int) -> Steps[None]:
 
 @dataclasses.dataclass(eq=False)
 class Gathering:
-    """The contributions to the open round, as one island sees them come."""
+    """Contributions to the open round that one island has seen."""
 
     anchor: Anchor
     settings: Settings
-    named: Collection[Who] | None = None  # in the manifest of the round before, if it was obeyed
+    named: Collection[Who] | None = None  # in the previous manifest, if this island obeyed it
     found: dict[Who, bytes] = dataclasses.field(default_factory=dict)
-    handed: float = 0.0  # when this island handed in
-    trained: float = 0.0  # seconds that its inner steps took
-    begun: float | None = None  # when it saw that an expected island had come
+    handed: float = 0.0  # time of this island's contribution
+    trained: float = 0.0  # seconds of its inner steps
+    begun: float | None = None  # time of the first expected contribution
 
     def hand_in(self, now: float, trained: float) -> None:
-        """Start to wait for the others."""
+        """Start the wait for the other islands."""
         self.handed, self.trained, self.begun = now, trained, None
 
     @property
     def end(self) -> float:
-        """The time at which the island closes the round with the contributions that came.
+        """Time at which the island closes the round with the contributions so far.
 
-        It is a deadline after an expected island has come, because inner steps may take longer than
-        any deadline. While none has come, the others get as long as its own inner steps took, and
-        no more, because they may all be dead.
+        The deadline starts at the first expected contribution, because inner steps may take longer
+        than any deadline. Without one, the deadline starts after the duration of this island's
+        inner steps, because all others may have crashed.
         """
         begun = self.handed + self.trained if self.begun is None else self.begun
         return begun + self.settings.deadline
 
     def look(self, keys: Collection[str], own: Who) -> Steps[bool]:
-        """Read the contributions among the keys of the round; return whether it can be closed."""
+        """Read new contributions of the round; return True if the round can close."""
         for who in sorted(_keys.contributors(keys) - {own}):
             yield from self.read(who)
         here, now = {who.island for who in (own, *self.found)}, (yield Clock())
@@ -252,9 +250,9 @@ class Gathering:
             self.found[who] = data
 
     def late(self) -> Steps[list[str]]:
-        """Islands that came to the round before after it was closed.
+        """Return the islands that contributed to the previous round after its end.
 
-        None if this island does not know which came in time.
+        The list is empty if this island has not obeyed the previous manifest.
         """
         if self.named is None:
             return []
@@ -271,15 +269,14 @@ def manifest_of(
     late: Iterable[str] = (),
     alone: bool = False,
 ) -> Manifest | None:
-    """The manifest of a round as this island sees it; None if it may not write it.
+    """Make the manifest of a round as this island sees it; None if it may not write one.
 
-    An island that holds another anchor than most of the islands that came leaves the manifest to
-    them, unless it is `alone`, because they did not write it. A round in which nothing counts is
-    closed too, and changes nothing: left open, it would block all.
+    An island whose anchor is in the minority leaves the manifest to the majority. If the majority
+    writes none, the island is `alone` and writes it. A round without a valid contribution changes
+    nothing, but must close too, because an open round blocks all.
 
-    The next round waits for the islands that kept pace, for those that were `late`, and for those
-    that are there with nothing to hand in. It does not wait for a slow island, whose change starts
-    from an earlier round.
+    The next round waits for islands that kept pace, were `late`, or sent an empty contribution. It
+    does not wait for a slow island, whose change starts from an earlier round.
     """
     anchor, limit, back = gathering.anchor, gathering.settings.limit, set(late)
     checked: dict[Who, Entry] = {}
@@ -306,7 +303,7 @@ def manifest_of(
             refused[who] = str(error)
     if not alone and held.count(anchor.digest) < max(map(held.count, held), default=0):
         return None
-    newest = {who.island: who for who in checked}  # they ascend
+    newest = {who.island: who for who in checked}  # starts are in ascending order
     early = {who for who in checked if who != newest[who.island]}
     refused |= dict.fromkeys(early, "of an earlier start of its name")
     counted = [entry for who, entry in checked.items() if who not in early]
@@ -314,7 +311,7 @@ def manifest_of(
     long = [entry for entry in counted if entry.norm > limit * norm]
     refused |= {e.who: f"norm {e.norm:.3g}, the median has {norm:.3g}" for e in long}
     counted = [entry for entry in counted if entry not in long]
-    # An island that trained on alone has learned more, but its weight is bounded.
+    # The weight of an island that continued alone is higher, but bounded.
     most = limit * statistics.median_low([entry.weight for entry in counted] or [0.0])
     counted = [entry._replace(weight=min(entry.weight, most)) for entry in counted]
     came = {who.island for who in gathering.found}
@@ -350,7 +347,7 @@ def _check(contribution: Contribution, who: Who, anchor: Anchor, model: str, sta
 
 
 def _norm(programs: Programs, contribution: Contribution) -> float:
-    """The norm of a contribution, decoded; a `DamagedError` if it is not finite."""
+    """Return the norm of a decoded contribution; raise `DamagedError` if it is not finite."""
     vectors = programs.decode(programs.from_bytes(contribution.blobs), contribution.round)
     squares = (np.dot(wide, wide) for wide in (v.astype(np.float64) for v in vectors))
     norm = math.sqrt(sum(map(float, squares)))
@@ -365,9 +362,9 @@ def fetch(
     mine: bytes | None,
     deadline: float,
 ) -> Steps[bytes | None]:
-    """The bytes of a contribution that a manifest names; None if the store has them no more.
+    """Read a contribution that a manifest lists; None if the store no longer has the bytes.
 
-    `mine` are the bytes that this island has, which may be others.
+    `mine` are the bytes that this island already has, which may differ.
     """
     end = (yield Clock()) + deadline
     data = mine

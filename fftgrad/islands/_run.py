@@ -1,4 +1,4 @@
-"""What islands of a run agree on: run.json with the model and the settings, and their names."""
+"""Agreements of a run: run.json with the model and the settings, and the names of islands."""
 
 import dataclasses
 from typing import Any
@@ -15,20 +15,20 @@ from fftgrad.optimizers._diloco import SPARSE
 
 @value
 class Settings:
-    """Value: what all islands of a run agree on. The first of them writes it into the store.
+    """Value: settings of a run, the same on all islands. The first island writes them to the store.
 
-    A run keeps its settings. With others, begin a run in another folder, from `island.params`.
+    To change the settings, begin a run in another folder from `island.params`.
 
     Args:
-      exchange: the codec, or a rule, and whether vectors are cut to the median length, as in
-        `fg.AllGather(codec, clip_to_median=True)`. The store has its `repr`.
+      exchange: `fg.AllGather` with a codec or a rule. `clip_to_median=True` clips the decoded
+        vectors to their median norm. The store contains the `repr`.
       sync_every: H, the inner steps between two contributions of an island.
-      rate: of the outer optimizer.
+      rate: learning rate of the outer optimizer.
       islands: number of islands for which the first round waits.
-      deadline: seconds for which an island that has handed in waits for the others, from when it
-        sees that an expected island has come. Inner steps may take longer.
-      stale: greatest age, in rounds, of the parameters from which a contribution starts.
-      limit: greatest norm, and greatest weight, of a contribution, in medians of those that came.
+      deadline: seconds until a round closes. They begin when an island that has contributed sees an
+        expected contribution. Inner steps may take longer.
+      stale: maximum age, in rounds, of the parameters from which a contribution starts.
+      limit: maximum norm and weight of a contribution, as multiples of the median in its round.
       anchors: rounds between two anchors.
 
     Example:
@@ -46,12 +46,7 @@ class Settings:
     anchors: int = 10
 
     def __post_init__(self) -> None:
-        check_kind(
-            "Settings(exchange)",
-            self.exchange,
-            AllGather,
-            "use fg.AllGather(codec), which gathers.",
-        )
+        check_kind("Settings(exchange)", self.exchange, AllGather, "use fg.AllGather(codec).")
         for name in ("sync_every", "islands", "anchors"):
             check_count(f"Settings({name})", getattr(self, name), "use 10.")
         check_count("Settings(stale)", self.stale, "use 1.", least=0)
@@ -60,7 +55,7 @@ class Settings:
         check_within("Settings(limit)", self.limit, "[1, inf)", "use 10.0.")
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings for JSON, with the exchange as text."""
+        """Return the settings for JSON, with the exchange as text."""
         names = (field.name for field in dataclasses.fields(self))
         return {name: getattr(self, name) for name in names} | {"exchange": repr(self.exchange)}
 
@@ -68,82 +63,75 @@ class Settings:
 def enter_run(model: Model, settings: Settings, own: str) -> Steps[bytes]:
     """Begin or join the run of a store; return the bytes of run.json.
 
-    A run that begins here has the id `own`, by which it differs from an earlier run of the store.
+    The id `own` of a new run distinguishes it from earlier runs of the store.
     """
     mine = settings.as_dict()
     about = {"id": own, "model": model.described, "settings": mine}
     try:
         data = yield from settle(_keys.RUN, _objects.pack_json(about))
-        if (yield Create(_keys.RUN, data)):  # its own bytes, so that the test changes nothing
+        if (yield Create(_keys.RUN, data)):  # the same bytes, in case the server replaces them
             raise ValueError(
-                "Island(store): must make an object only if there is none, got one that replaces "
-                "run.json; take a server that honours If-None-Match, or another kind of store."
+                "Island(store): must keep existing objects, got a store that replaces run.json; "
+                "use a server with If-None-Match, or a folder."
             )
-        run = read_run(data, "Island(store)")
+        if (version := _objects.read_json(data).get("format")) != _objects.FORMAT:
+            raise ValueError(
+                f"Island(store): must have format {_objects.FORMAT}, got a run of format "
+                f"{version!r}; use the fftgrad that wrote it, or another folder."
+            )
+        run = _objects.unpack_json(data)
     except DamagedError as error:
         raise ValueError(
-            f"Island(store): must have a {_keys.RUN} that is whole, got one that is {error}; put "
-            "back what it was, or take another folder."
+            f"Island(store): must have an intact {_keys.RUN}, got damage ({error}); repair it, or "
+            "use another folder."
         ) from None
     if run["model"] != model.described:
-        differs = [row for row in model.described if row not in run["model"]]
+        odd = [row for row in model.described if row not in run["model"]][:4]
         raise ValueError(
-            "Island(store): must be the run of this model, got that of another, which has no "
-            f"{differs[0] if differs else 'so few leaves'}; take another folder."
+            f"Island(params): must have the {len(run['model'])} leaves of the run, got "
+            f"{len(model.paths)}, of which the run lacks {odd}; use another folder."
         )
-    theirs = run["settings"]
-    if mine != theirs:
+    if run["settings"] != mine:
         raise ValueError(
-            f"Island(settings): must be those of the run, {theirs}, got {mine}; pass the same, or "
-            "begin a run in another folder."
+            f"Island(settings): must be those of the run, {run['settings']}, got {mine}; pass the "
+            "same, or use another folder."
         )
     return data
 
 
-def read_run(data: bytes, owner: str) -> dict[str, Any]:
-    """The contents of run.json; an error if it is of another format."""
-    version = _objects.read_json(data).get("format")
-    if version != _objects.FORMAT:
-        raise ValueError(
-            f"{owner}: must be of format {_objects.FORMAT}, got a run of format {version!r}; take "
-            "the fftgrad that wrote it, or another folder."
-        )
-    return _objects.unpack_json(data)
-
-
 def check_run(data: bytes) -> Steps[str]:
-    """Return the damage of run.json, with which an island may go on; empty if there is none.
+    """Return the damage of run.json, despite which an island may continue; empty if intact.
 
-    If the store has no run.json, or that of another run, this is an error: nothing may be written
-    there. Else an island would begin a new run in a folder whose disk is not mounted.
+    If run.json is missing or belongs to another run, this is an error, and the island writes
+    nothing. Otherwise, an unmounted disk would start a second run.
     """
     found = yield Read(_keys.RUN)
     if found == data:
         return ""
     try:
         if found is not None:
-            _objects.unpack_json(found)  # before its format, which may be what is damaged
+            _objects.unpack_json(found)
     except DamagedError as error:
-        return f"{_keys.RUN} is damaged ({error}), and nobody can join; put back what it was"
+        return f"{_keys.RUN} is damaged ({error}), so no island can join; repair it"
     got = "none" if found is None else "that of another run"
     raise StoreError(
-        f"store: must have the {_keys.RUN} of this run, got {got}; see whether its disk is "
-        "mounted, and whether somebody removed it."
+        f"store: must have the {_keys.RUN} of this run, got {got}; check whether its disk is "
+        "mounted."
     )
 
 
 class NameTakenError(ValueError):
-    """A later start has the name of an island."""
+    """A later start claimed the name of an island."""
 
     def __init__(self, who: Who, newest: int) -> None:
         super().__init__(
-            f"Island(name): must be of one island at a time, got {who.island!r}, which start "
-            f"{newest} of it took over from start {who.incarnation}; take another name."
+            f"Island(name): must belong to one program at a time, got {who.island!r}, which start "
+            f"{newest} took over from start {who.incarnation}; use another name."
         )
 
 
 def claim_name(name: str) -> Steps[Who]:
-    """Begin another start of an island. The newest start has the name."""
+    """Claim the name of an island for a new start. The newest start owns the name."""
     number = max((yield from _starts(name)), default=0) + 1
     while not (yield Create(_keys.claim(Who(name, number)), b"")):
         number += 1
@@ -151,13 +139,13 @@ def claim_name(name: str) -> Steps[Who]:
 
 
 def check_name(who: Who) -> Steps[None]:
-    """Refuse to go on under a name that a later start has claimed."""
+    """Refuse to continue under a name that a later start has claimed."""
     newest = max((yield from _starts(who.island)), default=0)
     if newest > who.incarnation:
         raise NameTakenError(who, newest)
 
 
 def _starts(name: str) -> Steps[list[int]]:
-    """The numbers of the starts that have claimed a name."""
+    """Return the numbers of the starts that have claimed a name."""
     keys = yield List(_keys.claims(name))
     return [int(key.removeprefix(_keys.claims(name))) for key in keys]

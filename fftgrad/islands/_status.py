@@ -1,4 +1,4 @@
-"""How a run is going, from the manifests of its store."""
+"""Status of a run, from the manifests in its store."""
 
 import math
 from typing import NamedTuple
@@ -9,15 +9,15 @@ from fftgrad.islands._store import List, Performer, Read, Steps, Store, open_sto
 
 
 class RoundStatus(NamedTuple):
-    """A round.
+    """Status of a closed round.
 
     Attributes:
-      round: its number.
+      round: the number of the round.
       counted: names of the islands that counted, in the order of the mean.
-      missed: names of the islands that were expected and did not come.
-      refused: the reason of each refusal, by name; that of a damaged manifest by "?".
-      loss: mean loss of the islands that counted, by their weights.
-      waited: seconds from the hand-in of the island that closed the round to the manifest.
+      missed: names of the expected islands that did not contribute.
+      refused: the reason of each refusal by name; the damage of a manifest by "?".
+      loss: weighted mean loss of the islands that counted.
+      waited: seconds from the contribution of the manifest's writer to the manifest.
     """
 
     round: int
@@ -29,13 +29,13 @@ class RoundStatus(NamedTuple):
 
 
 class Status(NamedTuple):
-    """The state of a run, as its store has it.
+    """Status of a run.
 
     Attributes:
-      open: the round that is open.
-      came: names of the islands that have contributed to it.
-      anchor: the round of the newest anchor.
-      rounds: the last rounds.
+      open: number of the open round.
+      came: names of the islands that have contributed to the open round.
+      anchor: round of the newest anchor.
+      rounds: the last closed rounds.
     """
 
     open: int
@@ -45,12 +45,12 @@ class Status(NamedTuple):
 
 
 def status(store: str | Store, rounds: int = 20) -> Status:
-    """Function: report which islands counted in the last rounds of a run, and which did not.
+    """Function: report the islands that counted in the last rounds of a run.
 
-    It only reads: two listings, and a request for each round.
+    The cost is two listings, and a read request for each round. Nothing is written.
 
     Args:
-      store: a URL, as for `open_store`, or the store that it returns.
+      store: a URL, as for `open_store`, or the store that `open_store` returns.
       rounds: number of rounds to report.
 
     Raises:
@@ -68,9 +68,7 @@ def status(store: str | Store, rounds: int = 20) -> Status:
 
 def _look(rounds: int) -> Steps[Status]:
     if (yield Read(_keys.RUN)) is None:
-        raise ValueError(
-            "status(store): must have a run, got a store without run.json; see its URL."
-        )
+        raise ValueError("status(store): must have a run, got no run.json; check the URL.")
     anchor = max((yield from _round.anchor_numbers()), default=0)
     keys = yield List(_keys.ROUNDS, _keys.round_folder(max(0, anchor - rounds)))
     closed = [_keys.number_of(key) for key in keys if key.endswith("/manifest.json")]

@@ -1,9 +1,7 @@
-"""The requests of the protocol, and the stores that answer them.
+"""Requests of the protocol, and the stores that answer them.
 
-Islands ask a store only to create an object if there is none of its key, whole or not at all, and
-to read, list and remove objects. The protocol yields these requests as data. So it runs over any
-store, in any order of its steps, and can be stopped at any of them. A test simulates a crash at
-each.
+Islands create objects atomically under unused keys, and read, list and remove objects. The protocol
+yields these requests as data, so tests run it over any store and crash it at any request.
 """
 
 import errno
@@ -16,28 +14,28 @@ from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from fftgrad._values import local_path, scheme_of
+from fftgrad._values import local_path, missing_extra, scheme_of
 
 T = TypeVar("T")
 
 
 class Create(NamedTuple):
-    """Create an object if there is none of its key; the answer is whether there was none."""
+    """Request to create an object if its key is unused; the answer is True if it was unused."""
 
     key: str
     data: bytes
 
 
 class Read(NamedTuple):
-    """Read an object; the answer is its bytes, or None if there is none."""
+    """Request to read an object; the answer is its bytes, or None if the object does not exist."""
 
     key: str
 
 
 class List(NamedTuple):
-    """List the keys under a folder, which ends in a slash. New objects may be missing.
+    """Request to list the keys under a folder, which ends in a slash.
 
-    Only keys that sort after `after` are wanted. The answer may have others.
+    The answer may lack new objects, and may contain keys that do not sort after `after`.
     """
 
     folder: str
@@ -45,19 +43,19 @@ class List(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """Remove objects. They need not exist."""
+    """Request to remove objects, which need not exist."""
 
     keys: tuple[str, ...]
 
 
 class Wait(NamedTuple):
-    """Let time pass."""
+    """Request to wait."""
 
     seconds: float
 
 
 class Clock(NamedTuple):
-    """Read the clock, in seconds. The clocks of islands need not agree."""
+    """Request for the time in seconds. The clocks of islands need not agree."""
 
 
 Request: TypeAlias = Create | Read | List | Delete | Wait | Clock
@@ -67,32 +65,32 @@ Steps: TypeAlias = Generator[Request, Any, T]
 def settle(key: str, data: bytes) -> Steps[bytes]:
     """Create an object; return its bytes, or those of an earlier writer.
 
-    It can be repeated after a crash, and after an answer that was lost.
+    A repetition after a crash or a lost answer is safe.
     """
     while not (yield Create(key, data)):
         if (found := (yield Read(key))) is not None:
             return found
-        yield Wait(0.1)  # not visible yet, or removed since
+        yield Wait(0.1)  # the object is not visible yet, or was removed
     return data
 
 
 class Store(Protocol):
-    """Contract: what islands ask of a store. Keys are relative to the URL."""
+    """Contract: an object store. Keys are relative to its URL."""
 
     def create(self, key: str, data: bytes) -> bool:
-        """Create an object if there is none; return whether it did. No reader sees a part of it."""
+        """Create an object atomically if its key is unused; return True if it was unused."""
         ...
 
     def read(self, key: str) -> bytes | None:
-        """The bytes of an object; None if there is none."""
+        """Return the bytes of an object; None if it does not exist."""
         ...
 
     def list(self, folder: str, after: str = "") -> list[str]:
-        """The keys under a folder, at least those after `after`."""
+        """Return the keys under a folder, at least those that sort after `after`."""
         ...
 
     def delete(self, keys: tuple[str, ...]) -> None:
-        """Remove objects. They need not exist."""
+        """Remove objects, which need not exist."""
         ...
 
 
@@ -100,16 +98,16 @@ def open_store(url: str, *, make: bool = True) -> Store:
     """Function: open the store at a URL.
 
     Args:
-      url: a folder's path as it is, with `~` for the home folder, or file:///folder;
-        s3://bucket/folder, gs://, az://, and what else obstore reads, with credentials as it finds
-        them; memory://. In a URL, write "#" as %23 and "?" as %3F.
-      make: whether to make a folder of this machine that is not there.
+      url: the path of a folder, where `~` is the home folder, or one of file:///folder, memory://,
+        s3://bucket/folder, gs://, az:// and the other schemes of obstore. obstore finds the
+        credentials. In a URL, write "#" as %23 and "?" as %3F.
+      make: create a local folder that does not exist.
 
     Returns:
-      A store with `create`, `read`, `list` and `delete`, which `Island` takes in place of a URL.
+      A store with `create`, `read`, `list` and `delete`, which `Island` accepts instead of a URL.
 
     Raises:
-      ValueError: if the URL is none of a store.
+      ValueError: if the URL is not that of a store.
       ImportError: if the extra is not installed.
 
     Example:
@@ -117,28 +115,30 @@ def open_store(url: str, *, make: bool = True) -> Store:
       >>> store.create("a/b", b"first"), store.create("a/b", b"second"), store.read("a/b")
       (True, False, b'first')
     """
-    if not isinstance(url, str) or not url:
-        raise TypeError(f"open_store(url): must be text, got {url!r}; use 's3://bucket/run'.")
     scheme = scheme_of(url)
+    # Stores drop the end of such a URL, so two runs would share a folder.
     if scheme and any(mark in "#?" or not mark.isprintable() for mark in url):
-        raise ValueError(
-            "open_store(url): must have no '#', '?' or control character, because two URLs that "
-            f"differ in what follows would share a folder, got {url!r}; write %23 for '#' and %3F "
-            "for '?', or pass a folder's path."
-        )
+        raise _url_error(url, "write # as %23, ? as %3F, and no control characters")
     return FolderStore(url, make) if scheme in ("", "file") else ObjectStore(url)
 
 
+def _url_error(url: str, reason: object) -> ValueError:
+    return ValueError(
+        f"open_store(url): must be that of a store, got {url!r} ({reason}); use file:///folder, "
+        "s3://bucket/folder or gs://bucket/folder."
+    )
+
+
 UPLOADS = "uploads"
-"""The folder in which objects are written before they get their names."""
+"""The folder of objects that are being written."""
 
 
 class FolderStore:
     """A folder on a file system that has hard links.
 
-    An object is written to a file of its own, synced to the disk, and then linked to its name. The
-    link fails if the name exists. So after a power failure an object is whole, or not there. The
-    local store of obstore links too, but it does not sync.
+    An object is written to a temporary file, synced to the disk, and then linked to its name. The
+    link fails if the name exists. After a power failure, an object is thus complete or absent. The
+    local store of obstore does not sync.
     """
 
     def __init__(self, url: str, make: bool = True) -> None:
@@ -151,13 +151,9 @@ class FolderStore:
             if not self._root.is_dir():
                 raise FileNotFoundError("no such folder")
         except OSError as error:
-            raise ValueError(
-                f"open_store(url): must be that of a store, got {url!r} ({error}); use "
-                "file:///folder, s3://bucket/folder or gs://bucket/folder."
-            ) from None
+            raise _url_error(url, error) from None
 
     def create(self, key: str, data: bytes) -> bool:
-        """Create an object if there is none."""
         target, own = self._root / key, self._root / UPLOADS / secrets.token_hex(16)
         self._make(own.parent)
         self._make(target.parent)
@@ -172,18 +168,16 @@ class FolderStore:
             is_new = False
         finally:
             own.unlink(missing_ok=True)
-        _sync(target.parent)  # also of a faster writer: its object is obeyed from now on
+        _sync(target.parent)  # also the object of a faster writer, which all obey from now on
         return is_new
 
     def read(self, key: str) -> bytes | None:
-        """The bytes of an object."""
         try:
             return (self._root / key).read_bytes()
         except FileNotFoundError:
             return None
 
     def list(self, folder: str, after: str = "") -> list[str]:
-        """The keys under a folder."""
         found: list[str] = []
         try:
             entries = list(os.scandir(self._root / folder))
@@ -198,12 +192,11 @@ class FolderStore:
         return found
 
     def delete(self, keys: tuple[str, ...]) -> None:
-        """Remove objects."""
         for key in keys:
             (self._root / key).unlink(missing_ok=True)
 
     def _make(self, folder: pathlib.Path) -> None:
-        """Make a folder in the store, but not the store's own: its disk may not be mounted."""
+        """Create a folder in the store; refuse to create its root, whose disk may be unmounted."""
         if folder.is_dir():
             return
         if folder == self._root:
@@ -214,34 +207,29 @@ class FolderStore:
 
 
 def _path(url: str) -> pathlib.Path:
-    """The path of a file URL. It need not be UTF-8."""
+    """Return the path of a file URL, which need not be UTF-8."""
     parts = urlsplit(url)
     if parts.netloc or not parts.path.strip("/"):
-        raise ValueError(
-            f"open_store(url): must have a folder's path, got {url!r}; use file:///folder."
-        )
+        raise _url_error(url, "no path of a folder")
     return pathlib.Path(os.fsdecode(unquote_to_bytes(parts.path)))
 
 
 def _sync(folder: pathlib.Path) -> None:
-    """Sync the names in a folder to the disk, if the system can."""
+    """Sync the names in a folder to the disk, if the file system supports it."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # of file systems that sync no folder
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # the system cannot sync folders
             raise
     finally:
         os.close(handle)
 
 
-EXTRA = "run pip install -e '.[islands]' in the folder of the repository"
-
-
 class ObjectStore:
-    """A bucket, by obstore, or a store in the memory of the process."""
+    """A bucket, accessed through obstore, or a store in the memory of the process."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -249,7 +237,7 @@ class ObjectStore:
             from obstore.exceptions import AlreadyExistsError, BaseError
             from obstore.store import MemoryStore, from_url
         except ImportError as error:
-            raise ImportError(f"fftgrad.islands: needs obstore, got none; {EXTRA}") from error
+            raise missing_extra("fftgrad.islands", "obstore", "islands") from error
         self._obstore, self._exists = obstore, AlreadyExistsError
         try:
             if urlsplit(url).scheme == "memory":
@@ -257,35 +245,28 @@ class ObjectStore:
             else:
                 self._store = from_url(url, retry_config={"max_retries": 0})  # Performer retries
         except (BaseError, OSError, ValueError) as error:
-            raise ValueError(
-                f"open_store(url): must be that of a store, got {url!r} ({_first_line(error)}); "
-                "use file:///folder, s3://bucket/folder or gs://bucket/folder."
-            ) from None
+            raise _url_error(url, _first_line(error)) from None
 
     def create(self, key: str, data: bytes) -> bool:
-        """Create an object if there is none."""
         try:
-            # obstore has no conditions for uploads in several parts
+            # obstore cannot create conditionally in several parts
             self._obstore.put(self._store, key, data, mode="create", use_multipart=False)
         except self._exists:
             return False
         return True
 
     def read(self, key: str) -> bytes | None:
-        """The bytes of an object."""
         try:
             return self._obstore.get(self._store, key).bytes().to_bytes()
         except FileNotFoundError:
             return None
 
     def list(self, folder: str, after: str = "") -> list[str]:
-        """The keys under a folder."""
         batches = self._obstore.list(self._store, folder.rstrip("/"), offset=after or None)
         return [found["path"] for batch in batches for found in batch]
 
     def delete(self, keys: tuple[str, ...]) -> None:
-        """Remove objects."""
-        for key in keys:  # one request each: a missing one may fail all after it
+        for key in keys:  # one request each, because a missing object may fail a whole batch
             try:
                 self._obstore.delete(self._store, key)
             except FileNotFoundError:
@@ -300,15 +281,15 @@ RETRIES = 5
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 
 COUNTED: tuple[str, ...] = ("creates", "reads", "lists", "deletes", "written", "read")
-"""Requests by kind, and bytes in both directions."""
+"""Keys of the traffic: requests by kind, and bytes in both directions."""
 
 
 class StoreError(ConnectionError):
-    """A request that a store refused, or failed to answer several times."""
+    """A request that a store refused, or did not answer after all retries."""
 
 
 class Performer:
-    """Runs steps of the protocol against a store, with retries.
+    """Driver of the protocol: sends the requests to a store, with retries.
 
     Attributes:
       traffic: number of requests by kind, and bytes in both directions.
@@ -326,7 +307,7 @@ class Performer:
         self.traffic: dict[str, int] = dict.fromkeys(COUNTED, 0)
 
     def run(self, steps: Steps[T]) -> T:
-        """Run steps to their end, and return their result."""
+        """Run steps to the end, and return their result."""
         try:
             request = next(steps)
             while True:
@@ -341,27 +322,25 @@ class Performer:
             return self._clock()
         if isinstance(request, Wait):
             return self._wait(request.seconds)
-        pause = FIRST_PAUSE
-        for last in range(self._retries, -1, -1):
+        retries, pause = self._retries, FIRST_PAUSE
+        while True:
             try:
                 return self._ask(request)
             except (TypeError, ValueError):
                 raise
             except Exception as error:
-                if _is_refusal(error) or not last:
+                if _is_refusal(error) or not retries:
                     name = type(request).__name__.lower()
                     raise StoreError(
                         f"store: must {name} {request[0]!r}, got {type(error).__name__}: "
-                        f"{str(error).splitlines()[0] if str(error) else ''}; see whether it is "
-                        "there, has room, and whether the credentials may read, write, list and "
-                        "remove."
+                        f"{_first_line(error)}; check that the store exists and has room, and that "
+                        "the credentials may read, write, list and remove."
                     ) from error
-            # random, so that islands that were cut off together do not retry together
+            # random, so that islands with a common outage do not retry at the same time
             self._wait(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, LONGEST_PAUSE)
-        raise AssertionError
+            retries, pause = retries - 1, min(2 * pause, LONGEST_PAUSE)
 
-    def _ask(self, request: Request) -> Any:
+    def _ask(self, request: Create | Read | List | Delete) -> Any:
         store, traffic = self._store, self.traffic
         if isinstance(request, Create):
             traffic["creates"] += 1
@@ -375,14 +354,12 @@ class Performer:
         if isinstance(request, List):
             traffic["lists"] += 1
             return store.list(request.folder, request.after)
-        if isinstance(request, Delete):
-            traffic["deletes"] += len(request.keys)
-            return store.delete(request.keys)
-        raise TypeError(f"no request: {request!r}")
+        traffic["deletes"] += len(request.keys)
+        return store.delete(request.keys)
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether a retry would be refused too."""
+    """True if the store would refuse a retry too."""
     return isinstance(error, PermissionError) or type(error).__name__ in (
         "PermissionDeniedError",
         "UnauthenticatedError",

@@ -267,10 +267,10 @@ def test_the_checkpoint_before_a_damaged_one_is_taken(tmp_path, run, how):
         assert_same(found.tree["params"], tree["params"])
         if found.step == 1 and file.name != "commit_success.txt":
             passed += 1
-            assert "passes over step 2, which is damaged" in str(said[0].message)
+            assert "skips step 2, which is damaged" in str(said[0].message)
             with (
                 pytest.warns(RuntimeWarning),
-                pytest.raises(FileNotFoundError, match="a checkpoint of step 2 that is whole"),
+                pytest.raises(FileNotFoundError, match="a checkpoint of step 2 that is intact"),
             ):
                 checkpoint.restore(tmp_path, fresh, step=2)
         file.write_bytes(data)
@@ -300,7 +300,7 @@ def test_other_bits_than_were_saved_are_seen(tmp_path):
     leaves["w"]["sum"] ^= 1
     about.write_text(json.dumps(_storage.signed(leaves)))
     with (
-        pytest.warns(RuntimeWarning, match="w has other bits than were saved"),
+        pytest.warns(RuntimeWarning, match="w has other bits than the saved ones"),
         pytest.raises(FileNotFoundError),
     ):
         checkpoint.restore(tmp_path, {"w": jnp.zeros(5)})
@@ -478,14 +478,14 @@ NOT_STORED = {
 
 @pytest.mark.parametrize("name", NOT_STORED)
 def test_a_leaf_that_would_not_come_back_is_named(tmp_path, name):
-    with pytest.raises(TypeError, match=r"save\(tree\['state'\]\[1\]\): must (be|have)"):
+    with pytest.raises(TypeError, match=r"save\(tree\['state'\]\[1\]\): must be an array"):
         checkpoint.save(tmp_path / "run", 1, {"w": jnp.ones(2), "state": [1, NOT_STORED[name]]})
     assert not (tmp_path / "run").exists()
 
 
 def test_what_is_refused(tmp_path):
     tree = {"w": jnp.zeros(2)}
-    with pytest.raises(FileNotFoundError, match="must have a checkpoint that is whole"):
+    with pytest.raises(FileNotFoundError, match="must have a checkpoint that is intact"):
         checkpoint.restore(tmp_path / "none", tree)
     assert not (tmp_path / "none").exists()
     with pytest.raises(ValueError, match="must be at least 2"):
@@ -495,8 +495,6 @@ def test_what_is_refused(tmp_path):
         checkpoint.save(tmp_path, 1, tree)
     with pytest.raises(TypeError, match=r"pass int\(step\)"):
         checkpoint.save(tmp_path, "2", tree)
-    with pytest.raises(ValueError, match="must have a value to save"):
-        checkpoint.save(tmp_path, 2, {"w": jnp.zeros((0, 2))})
     with pytest.raises(ValueError, match=r"save\(directory\): must be a path .*mount"):
         checkpoint.save("s3://bucket/run", 1, tree)
 

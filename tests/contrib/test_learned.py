@@ -309,14 +309,14 @@ def test_each_shard_of_a_model_has_an_autoencoder_of_its_own(variant):
 @pytest.mark.parametrize(
     ("make", "remedy"),
     [
-        (lambda: learned.LearnedCodes(fg.TopK(k=1), -1), "None to learn for ever"),
+        (lambda: learned.LearnedCodes(fg.TopK(k=1), -1), "None to always learn"),
         (lambda: exchange("leader", innovation=0.0), "use 1e-5"),
-        (lambda: learned.LearnedCodes(fg.Fft(), 3), "leave transforms"),
+        (lambda: learned.LearnedCodes(fg.Fft(), 3).init(jnp.ones(40)), "must be a selector"),
         (
             lambda: learned.LearnedCodes(fg.Threshold(fraction=0.1), 3).init(jnp.ones(40)),
             "use TopK or ChunkTopK",
         ),
-        (lambda: learned.Autoencoder(encoder=(3,)), "as many layers of both"),
+        (lambda: learned.Autoencoder(encoder=(3,)), "as many layers"),
     ],
 )
 def test_mistakes_are_answered_with_the_remedy(make, remedy):

@@ -125,9 +125,9 @@ def test_a_damaged_run_is_told_to_who_starts_and_ends_nobody():
     for actor in everyone:
         assert actor.failure is None, actor.failure
         assert [outcome.counted for outcome in actor.member.ledger.outcomes] == [True] * 5
-        assert any("run.json is damaged (altered), and nobody can join" in t for t in actor.told)
+        assert any("run.json is damaged (altered), so no island can join" in t for t in actor.told)
     (late,) = run([Actor(world, "d", 1, 10.0)], ends)
-    assert "must have a run.json that is whole, got one that is altered" in str(late.failure)
+    assert "must have an intact run.json, got damage (altered)" in str(late.failure)
 
 
 def test_an_anchor_that_is_damaged_is_passed_over_for_the_one_before():

@@ -179,7 +179,7 @@ def test_wrong_runs_are_refused_before_the_first_step_and_left_as_they_are():
     make = functools.partial(fg.islands.Island, store, settings=QUICK)
     make("a", {"w": jnp.zeros(3)}).close()
     before = {key: store.read(key) for key in store.list("") if not key.startswith("islands/")}
-    with pytest.raises(ValueError, match=r"model, got that of another, which has no \['w', \[4\]"):
+    with pytest.raises(ValueError, match=r"got 1, of which the run lacks \[\['w', \[4\]"):
         make("b", {"w": jnp.zeros(4)})
     with pytest.raises(ValueError, match=r"must be those of the run, .*'sync_every': 2"):
         make("b", {"w": jnp.zeros(3)}, settings=Settings(DENSE, sync_every=3))
@@ -189,7 +189,7 @@ def test_wrong_runs_are_refused_before_the_first_step_and_left_as_they_are():
         make("a/b", {"w": jnp.zeros(3)})
     with pytest.raises(TypeError, match="must be a float32, bfloat16 or float16 array"):
         make("d", {"w": jnp.zeros(3, jnp.int32)})
-    with pytest.raises(ValueError, match="below sync_every=2"):
+    with pytest.raises(ValueError, match="below sync_every"):
         make("e", {"w": jnp.zeros(3)}, overlap_steps=2)
     after = {key: store.read(key) for key in store.list("") if not key.startswith("islands/")}
     assert after == before
@@ -201,7 +201,7 @@ def test_wrong_runs_are_refused_before_the_first_step_and_left_as_they_are():
         fg.islands.Island(store, "a", jnp.zeros(5), settings=unfit)
     assert store.list("") == []
     store.create(_keys.RUN, json.dumps({"format": 99}).encode())
-    with pytest.raises(ValueError, match="must be of format 3, got a run of format 99"):
+    with pytest.raises(ValueError, match="must have format 3, got a run of format 99"):
         fg.islands.Island(store, "a", jnp.zeros(3))
     with pytest.raises(ValueError, match=r"Settings\(limit\): must be in"):
         Settings(limit=0.5)
@@ -216,7 +216,7 @@ def test_the_newest_start_has_the_name():
                 params = second.step(params + 1.0)
             assert second.outcomes[0].counted
         params = first.step(first.params)
-        with pytest.raises(ValueError, match="which start 2 of it took over from start 1"):
+        with pytest.raises(ValueError, match="which start 2 took over from start 1"):
             first.step(params)
 
 
@@ -239,7 +239,7 @@ def test_a_residual_that_is_too_old_is_left_out():
         for _ in range(2):
             params = island.step(params)
     np.testing.assert_array_equal(params, [4.0, 3.0, 2.0, 0.0])
-    with pytest.warns(UserWarning, match="or it would be sent twice"):
+    with pytest.warns(UserWarning, match="because it would be sent"):
         again = greedy(store, residual)
     with again:
         for _ in range(4):
@@ -297,7 +297,7 @@ def test_a_residual_of_a_store_that_was_emptied_since_is_refused():
     empty(store)
     with greedy(store) as island:
         island.step(island.params)
-    with pytest.raises(ValueError, match="must be of this run, got one of another"):
+    with pytest.raises(ValueError, match="must be of this run, got another"):
         greedy(store, residual)
 
 
@@ -360,7 +360,7 @@ def test_a_residual_is_checked():
     store = memory()
     with greedy(store) as island:
         residual = island.residual
-    with pytest.raises(TypeError, match="must be a Residual, got dict"):
+    with pytest.raises(TypeError, match="must be a Residual, got <class 'dict'"):
         greedy(store, {"": np.zeros(4)})
     with pytest.raises(ValueError, match="must be of 'b', got another's"):
         greedy(store, residual, "b")

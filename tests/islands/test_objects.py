@@ -168,9 +168,7 @@ def test_a_manifest_of_another_format_is_no_damage(monkeypatch):
     monkeypatch.setattr(_objects, "FORMAT", 99)
     data = _objects.pack_json(_objects.unpack_json(WRITTEN["manifest"]))
     monkeypatch.undo()
-    with pytest.raises(
-        ValueError, match="of format 3, got a manifest of round 3 of format 99"
-    ) as e:
+    with pytest.raises(ValueError, match="format 3, got a manifest of round 3 of format 99") as e:
         Manifest.from_bytes(data, 3)
     assert not isinstance(e.value, DamagedError)
 

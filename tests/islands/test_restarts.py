@@ -104,7 +104,7 @@ def test_what_is_in_the_open_round_already_is_not_sent_again():
         again[0].took_up_nothing = True
         return again[0]
 
-    with pytest.warns(UserWarning, match="round 2 counts it again; it is left out"):
+    with pytest.warns(UserWarning, match="round 2 counts it again"):
         same_bits(run([dead, *others], revive))
     assert again[0].failure is None
     check_law(world, dead, again[0])

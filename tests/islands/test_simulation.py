@@ -326,7 +326,7 @@ def test_two_that_start_at_once_under_one_name_are_one():
     everyone = run([*twins, other], ends)
     same_bits(everyone)
     first, second = sorted(twins, key=lambda twin: twin.member.who)
-    assert "which start 2 of it took over from start 1" in str(first.failure)
+    assert "which start 2 took over from start 1" in str(first.failure)
     assert [outcome.counted for outcome in second.member.ledger.outcomes] == [True] * 3
     for manifest in world.manifests():
         assert len({entry.island for entry in manifest.counted}) == len(manifest.counted)

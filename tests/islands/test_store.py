@@ -129,10 +129,10 @@ def test_a_wrong_url_is_answered():
     for url in ("nonsense://x", "az://bucket/x", "sftp://host/folder"):
         with pytest.raises(ValueError, match="must be that of a store"):
             fg.islands.open_store(url)
-    with pytest.raises(ValueError, match="must have a folder's path"):
+    with pytest.raises(ValueError, match="no path of a folder"):
         fg.islands.open_store("file://")
     for end in ("#lr=0.1", "?lr=0.1", "\tlr"):
-        with pytest.raises(ValueError, match=r"open_store\(url\): must have no .*; write %23"):
+        with pytest.raises(ValueError, match="write # as %23"):
             fg.islands.open_store(f"s3://bucket/sweep{end}")
 
 
@@ -200,7 +200,7 @@ def iter_of(request):
 
 def test_a_store_that_stays_away_is_an_error():
     performer = Performer(Flaky(100), wait=bool)
-    with pytest.raises(StoreError, match=r"must read 'a', got OSError: away; see whether"):
+    with pytest.raises(StoreError, match=r"must read 'a', got OSError: away; check that"):
         performer.run(iter_of(Read("a")))
     assert performer.traffic["reads"] == _store.RETRIES + 1
 
@@ -271,6 +271,6 @@ class Replacing(Flaky):
 
 def test_a_server_that_replaces_objects_is_refused_before_the_first_step():
     store = Replacing(0)
-    with pytest.raises(ValueError, match="must make an object only if there is none"):
+    with pytest.raises(ValueError, match="must keep existing objects"):
         fg.islands.Island(store, "a", np.zeros(3, np.float32))
     assert set(store.objects) == {"run.json"}

@@ -54,7 +54,7 @@ def test_who_waits_for_an_anchor_that_nobody_writes_says_so():
     other = Tells(world, "c", 3, 10.0)
     run([Mortal(world, "a", 5, 10.0, within=2), Mortal(world, "b", 5, 10.0, within=2), other], ends)
     assert other.dead
-    assert "nothing came to the store in 6000 s" in other.member.trouble
+    assert "the store got no object in 6000 s" in other.member.trouble
 
 
 def test_a_round_that_most_who_came_hold_otherwise_is_closed_by_who_is_left():

@@ -114,7 +114,7 @@ def test_with_other_workers_only_the_shards_start_anew():
     tx = {n: fg.optimizers.sharded(optax.adam(0.01), n, memory=fg.ErrorFeedback()) for n in (4, 2)}
     params, state = trained(tx[4], ODD, mesh_of(4))
     fresh = fg.init_state(tx[2], params, mesh_of(2), AXIS)
-    with pytest.raises(ValueError, match="must have the leaves of the new one"):
+    with pytest.raises(ValueError, match="must have the leaves of the new state"):
         fg.checkpoint.reshard_state(state, fresh)
     with pytest.warns(RuntimeWarning, match="missing='zero'"):
         new = fg.checkpoint.reshard_state(state, fresh, missing="zero").state

@@ -386,7 +386,7 @@ def test_another_number_of_workers_is_refused():
     np.testing.assert_array_equal(same.ahead.value.worker_rows[0], state.ahead.value.worker_rows[0])
     params = {k: jnp.asarray(values(s, seed=7)) for k, s in SHAPES.items()}
     other = fg.init_state(fg.optimizers.sharded(optax.adam(0.1), 2), params, mesh_of(2), AXIS)
-    with pytest.raises(ValueError, match=r"must have the leaves of the new one, got others"):
+    with pytest.raises(ValueError, match=r"must have the leaves of the new state, got others"):
         fg.checkpoint.reshard_state(state, other)
 
 
