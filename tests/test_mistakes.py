@@ -247,7 +247,7 @@ MISTAKES = {
         "start from fg.init_state",
     ),
     "a gradient is missing": (
-        lambda: missing(lambda grads: {"w": grads["w"]}), ValueError, "pass zeros for what has no"
+        lambda: missing(lambda grads: {"w": grads["w"]}), ValueError, "pass zeros for missing"
     ),
     "outside of the axis": (
         lambda: pmean().update(GRADS, pmean().init(GRADS)),
