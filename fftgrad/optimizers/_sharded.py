@@ -141,7 +141,7 @@ def sharded(
         **extra: Any,
     ) -> tuple[optax.Updates, ShardedState]:
         if params is None:
-            raise ValueError(optax.NO_PARAMS_MSG)
+            raise ValueError("sharded.update(params): must be given, got None; pass params.")
         if not allow_masked:
             refuse_masked(updates, OWNER)
         like = checked_like(updates, OWNER)
