@@ -301,7 +301,7 @@ MISTAKES = {
         ValueError,
         r"sharded\(inner\): .*use optax\.adamw",
     ),
-    "MultiSteps": (accumulated_by_optax, ValueError, r"optax\.MultiSteps.*use fg\.multi_steps"),
+    "MultiSteps": (accumulated_by_optax, ValueError, r"use.*fg\.multi_steps in place of optax"),
     "a sum of sparse payloads": (
         lambda: fg.AllReduce(TOP), ValueError, r"use AllGather\(TopK\(fraction=0\.1\)\)"
     ),
