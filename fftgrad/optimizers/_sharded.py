@@ -256,25 +256,22 @@ SCALES = 1.0, 300.0, 30.0, 3.0
 
 
 def check_inner(inner: optax.GradientTransformation, like: PyTree) -> None:
-    """Refuse an optimizer that updates two shards differently from whole leaves."""
+    """Refuse an optimizer that updates half of each leaf differently from whole leaves."""
     random, step = np.random.default_rng(0), optax.with_extra_args_support(inner).update
 
     def draw(leaf: Any) -> np.ndarray:
         shape = (4, *[2] * (leaf.ndim - 1)) if leaf.ndim and leaf.size else leaf.shape
         return random.standard_normal(shape, np.float32)
 
-    def cut(leaf: Any, half: int) -> Any:
+    def half(leaf: Any) -> Any:
         if not leaf.ndim or not leaf.size:
             return leaf
-        return np.split(np.ravel(leaf), 2)[half].reshape(-1, *[1] * (leaf.ndim - 1))
+        return np.split(np.ravel(leaf), 2)[1].reshape(-1, *[1] * (leaf.ndim - 1))
 
-    def moves(whole: list[PyTree], half: int | None) -> list[Any]:
-        params, *grads = (
-            jax.tree.map(lambda a: jnp.asarray(a if half is None else cut(a, half)), tree)
-            for tree in whole
-        )
+    def moves(trees: list[PyTree], of_shards: bool) -> list[Any]:
+        params, *grads = jax.tree.map(jnp.asarray, trees)
         # `init` makes the state of shards from zeros, before any worker knows its shard.
-        state = inner.init(params if half is None else optax.tree.zeros_like(params))
+        state = inner.init(optax.tree.zeros_like(params) if of_shards else params)
         found: list[Any] = []
         for grad in grads:
             move, state = step(grad, state, params, value=jnp.ones(()))
@@ -283,17 +280,16 @@ def check_inner(inner: optax.GradientTransformation, like: PyTree) -> None:
         return found
 
     def probe() -> None:
-        drawn = [jax.tree.map(lambda leaf, s=s: s * draw(leaf), like) for s in (1.0, *SCALES)]
-        whole = moves(drawn, None)
-        for half in (0, 1):
-            for one, own in zip(whole, moves(drawn, half), strict=True):
-                near = 1e-3 * np.max(np.abs(one), initial=0.0)
-                if not np.all(np.abs(cut(one, half) - own) <= near):
-                    raise ValueError(
-                        "sharded(inner): must update each value by itself, got one that reads "
-                        "whole leaves, such as a clip by a norm, Adafactor, Muon or schedule-free; "
-                        "use optax.adamw, and clip before it by fg.training.clip_by_local_norm."
-                    )
+        whole = [jax.tree.map(lambda leaf, s=s: s * draw(leaf), like) for s in (1.0, *SCALES)]
+        shards = jax.tree.map(half, whole)
+        for one, own in zip(moves(whole, False), moves(shards, True), strict=True):
+            near = 1e-3 * np.max(np.abs(one), initial=0.0)
+            if not np.all(np.abs(half(one) - own) <= near):
+                raise ValueError(
+                    "sharded(inner): must update each value by itself, got one that reads whole "
+                    "leaves, such as a clip by a norm, Adafactor, Muon or schedule-free; use "
+                    "optax.adamw, and clip before it by fg.training.clip_by_local_norm."
+                )
 
     # A thread leaves the trace and the mesh of `init`, in which arrays have no values.
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
