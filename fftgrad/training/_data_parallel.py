@@ -83,7 +83,7 @@ def data_parallel(
     manual = mesh.axis_names if param_specs is not None else _axes.names(axis_name)
 
     def run(*args: Any) -> tuple[Any, ...]:
-        count = _count_carried(args)
+        count = next((i for i, arg in enumerate(args, 1) if has_ours(arg)), len(args))
         carried, batch = args[:count], args[count:]
         specs = state_specs(carried, axis_name, param_specs)
         _check_rows(carried, batch, specs, mesh, axis_name)
@@ -111,17 +111,6 @@ def data_parallel(
         return *out, *others
 
     return jax.jit(functools.wraps(step)(run), donate_argnums=donate_argnums)
-
-
-def _count_carried(args: tuple[Any, ...]) -> int:
-    """Count the arguments up to the one that holds the state of `compressed_pmean`."""
-    for count, arg in enumerate(args, 1):
-        if has_ours(arg):
-            return count
-    raise ValueError(
-        "data_parallel(step): one argument must hold the state of compressed_pmean, got "
-        f"{len(args)} without; call train(params, fg.init_state(tx, params, mesh, axis_name), x)."
-    )
 
 
 def _check_rows(carried: PyTree, batch: PyTree, specs: PyTree, mesh: Mesh, axis: AxisName) -> None:
