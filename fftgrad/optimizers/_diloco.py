@@ -173,7 +173,7 @@ def diloco(
         )
 
     def meeting(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return if a meeting is due after so many inner steps, and its fragment."""
+        """Return True if a meeting is due after so many steps, and the number of its fragment."""
         since = steps - period
         return (since >= 0) & (since % period == 0), since // period % fragments
 

@@ -40,8 +40,9 @@ def data_parallel(
     order. Any further results must be equal on all workers, such as a mean loss.
 
     If the mesh has more axes, `param_specs` gives all of them to `shard_map`, and a step sees its
-    shard of each parameter. Without `param_specs`, XLA manages the other axes, which must have the
-    type of the workers' axes. A step then sees whole parameters, which stay sharded as they are.
+    shard of each parameter. Without `param_specs`, XLA manages the other axes. A step then sees
+    whole parameters, which stay sharded as they are. If only the other axes are of type Explicit,
+    JAX returns the parameters unsharded.
 
     Args:
       step: a function (*carried, *batch) -> (*carried, *others) of one worker.

@@ -15,13 +15,13 @@ from fftgrad.exchanges import _bucketing
 
 
 def checked_like(tree: PyTree, owner: str = "compressed_pmean") -> PyTree:
-    """Return the float32 shapes of gradients, and refuse leaves that are not small floats."""
+    """Return the float32 shapes of gradients, and refuse other leaves than narrow floats."""
     _bucketing.check_tree(owner, "updates", tree)
     return _bucketing.like(tree)
 
 
 def widened(tree: PyTree) -> Any:
-    """Cast gradients to float32, and refuse leaves that are not small floats."""
+    """Cast gradients to float32, and refuse other leaves than narrow floats."""
     checked_like(tree)
     return optax.tree.cast(tree, jnp.float32)
 

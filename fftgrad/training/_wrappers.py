@@ -64,8 +64,8 @@ def delay() -> optax.GradientTransformationExtraArgs:
 
     Before `compressed_pmean`, it makes the exchange depend on the state alone. A compiler with
     asynchronous collectives can then overlap the exchange with the forward and backward pass. Error
-    feedback loses nothing. Updates are those without delay, one step later, but an exchange that
-    draws, or has a start-up phase, is one step ahead.
+    feedback loses nothing. For equal gradients, updates are those without delay, one step later.
+    Only the random draws and the first state of an exchange come one step earlier.
 
         mean = fg.compressed_pmean(exchange, memory, axis_name="data")
         tx = optax.chain(fg.training.delay(), mean, ...)
