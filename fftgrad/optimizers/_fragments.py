@@ -1,10 +1,10 @@
 """Fragments of a tree: equal shares of the rows of each leaf.
 
-Rows run along the first axis with at least one row for each fragment, else along the longest axis,
-because the first axes of a convolution kernel have length three. All fragments have equal shapes,
-so one program without branches serves all, and the number of the fragment may be traced. If the
-number of fragments does not divide the rows, the last fragments overlap with earlier ones, and the
-shared rows are masked.
+Rows run along the first axis with at least one row for each fragment, else along the longest axis.
+The first axis would not do, because convolution kernels begin with axes of length three. All
+fragments have equal shapes, so one program without branches serves all, and the number of the
+fragment may be traced. If the number of fragments does not divide the rows, the last fragments
+overlap with earlier ones, and the shared rows are masked.
 """
 
 from collections.abc import Sequence

@@ -66,8 +66,8 @@ def compressed_psum_scatter(
 
     Wire: w buffers, each of 4 bytes and the payload of x.size / w values.
 
-    Claims: unbiased if the codec is. If a worker's part of a shard is not finite, or its buffer was
-      made by another codec or in another step, that shard is all NaN, on its owner only.
+    Claims: unbiased if the codec is. A shard becomes NaN, on its owner only, if a worker's part of
+      it is not finite, or was made by another codec or in another step.
 
     Raises:
       ValueError: while tracing, if the workers do not divide the axis of `x`.
@@ -138,8 +138,8 @@ def compressed_all_gather(
 
     Wire: one buffer of `fg.wire_bytes(codec, shard)` bytes, which a ring sends w - 1 times.
 
-    Claims: if a shard is not finite, or a buffer was made by another codec or in another step, the
-      result is all NaN, on all workers.
+    Claims: the result is NaN on all workers if a shard is not finite, or if it was sent by another
+      codec or in another step.
 
     Raises:
       ValueError: while tracing, if `reference` does not have the shape of the result.
