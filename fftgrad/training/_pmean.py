@@ -153,9 +153,9 @@ def compressed_pmean(
       a narrow dtype; without memory it is lost. One worker is allowed. A step is bad if a value is
       not finite, or if the mean exceeds the range of a leaf's dtype. The mean of a bad step is not
       finite on all workers, and the states of memory and exchange stay unchanged in all buckets.
-      `optax.apply_if_finite` after it then skips the step on all workers. With "skip", an Adam after it sees a gradient of zeros,
-      and its moments decay. With `check_vma=True` JAX checks that the state is sharded over the
-      workers; a permutation of the workers is not detected.
+      `optax.apply_if_finite` after it then skips the step on all workers. With "skip", an Adam
+      after it sees a gradient of zeros, and its moments decay. With `check_vma=True` JAX checks
+      that the state is sharded over the workers; a permutation of the workers is not detected.
 
     Raises:
       ValueError: while tracing, if the axis is not bound, `weight` is not a scalar, a gradient is
