@@ -87,7 +87,7 @@ def data_parallel(
         count = next((i for i, arg in enumerate(args, 1) if has_ours(arg)), len(args))
         carried, batch = args[:count], args[count:]
         specs = state_specs(carried, axis_name, param_specs)
-        _check_rows(carried, batch, specs, mesh, axis_name)
+        _check_rows(args, (*specs, *jax.tree.map(lambda _: rows, batch)), mesh, axis_name)
 
         @functools.wraps(step)
         def worker(carried: tuple[Any, ...], batch: tuple[Any, ...]) -> Any:
@@ -114,23 +114,15 @@ def data_parallel(
     return jax.jit(functools.wraps(step)(run), donate_argnums=donate_argnums)
 
 
-def _check_rows(carried: PyTree, batch: PyTree, specs: PyTree, mesh: Mesh, axis: AxisName) -> None:
-    """Refuse a state without a row for each worker, and a batch that workers cannot divide."""
-    workers = _axes.mesh_size(mesh, axis)
-    is_spec = lambda node: isinstance(node, PartitionSpec)  # noqa: E731
-    leaves = jax.tree.leaves_with_path(carried)
-    for (path, leaf), spec in zip(leaves, jax.tree.leaves(specs, is_leaf=is_spec), strict=True):
-        own = not set(_axes.names(axis)).isdisjoint(_axes.named(spec))
-        if own and (not leaf.ndim or leaf.shape[0] != _axes.mesh_size(mesh, spec[0])):
+def _check_rows(args: PyTree, specs: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
+    """Refuse a state or a batch whose rows the workers do not divide evenly."""
+    leaves = jax.tree.leaves_with_path(args)
+    specs = jax.tree.leaves(specs, is_leaf=lambda node: isinstance(node, PartitionSpec))
+    for (path, leaf), spec in zip(leaves, specs, strict=True):
+        own = not set(_axes.names(axis_name)).isdisjoint(_axes.named(spec))
+        if own and (not leaf.ndim or leaf.shape[0] % _axes.mesh_size(mesh, spec[0])):
             raise ValueError(
-                f"data_parallel(arguments{jax.tree_util.keystr(path)}): must have a row for each "
-                f"of {workers} workers, got {leaf.shape}; use fg.init_state(tx, params, mesh, "
-                "axis_name)."
-            )
-    for path, leaf in jax.tree.leaves_with_path(batch):
-        if not leaf.ndim or leaf.shape[0] % workers:
-            raise ValueError(
-                f"data_parallel(batch{jax.tree_util.keystr(path)}): must have a leading axis that "
-                f"{workers} workers divide evenly, got {leaf.shape}; pass other arrays before the "
-                "state, and return them."
+                f"data_parallel(arguments{jax.tree_util.keystr(path)}): must have rows that the "
+                f"workers of {axis_name!r} divide evenly, got {leaf.shape}; use fg.init_state(tx, "
+                "params, mesh, axis_name), and pass arrays that are not split before the state."
             )
