@@ -93,8 +93,8 @@ def compressed_pmean(
     all workers. Put it first in the chain: clipping, momentum and weight decay then see the mean.
 
     All leaves form one vector, so a selector chooses over the whole model and a quantizer has one
-    scale. Some exchanges need other parts, and `bucketing` overrides both. If the exchange has a
-    rule in place of a codec, the rule may choose another codec for each part.
+    scale. Some exchanges use other parts by default, and `bucketing` overrides the default. A rule
+    in place of a codec may choose another codec for each part.
 
         tx = optax.chain(
             fg.compressed_pmean(fg.AllGather(codec), fg.ErrorFeedback(), axis_name="data"),

@@ -23,7 +23,7 @@ def value_and_grad(
 ) -> Callable[..., tuple[Any, Any]]:
     """Function: `jax.value_and_grad` of the loss of one worker's own batch.
 
-    Pass the result to `compressed_pmean`. Under `jax.shard_map(check_vma=True)` JAX sums the
+    Pass the gradients to `compressed_pmean`. Under `jax.shard_map(check_vma=True)` JAX sums the
     gradient of replicated parameters over the workers. This function types the parameters as
     varying over the axis, which prevents that sum. In other modes it changes nothing.
 
