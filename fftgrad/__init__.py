@@ -115,13 +115,13 @@ __all__ = [  # noqa: RUF022 (in reading order)
     "Scheduled",
     "Ladder",
     "SmallDense",
-    # One array, and what is sent
+    # One array, and bytes
     "compress",
     "decompress",
     "link_bytes",
     "wire_bytes",
     "audit",
-    # Contracts, and the values that pass between their implementations
+    # Contracts, and values between their implementations
     "Codec",
     "Transform",
     "Selector",
@@ -132,7 +132,7 @@ __all__ = [  # noqa: RUF022 (in reading order)
     "Payload",
     "Compressed",
     "Averaged",
-    # The rooms of the core: rare parts, result types, parts of one's own
+    # Rooms of the core: rare parts and result types
     "codecs",
     "exchanges",
     "memories",
@@ -140,7 +140,7 @@ __all__ = [  # noqa: RUF022 (in reading order)
     "optimizers",
     "tools",
     "training",
-    # Beside the core: loaded when they are asked for
+    # Rooms that are loaded on first access
     "planning",
     "checkpoint",
     "contrib",
@@ -160,5 +160,5 @@ def __getattr__(name: str) -> object:
 
 try:
     __version__ = _metadata.version("fftgrad")
-except _metadata.PackageNotFoundError:  # on the path, but not installed
+except _metadata.PackageNotFoundError:  # imported from a checkout
     __version__ = "0+not.installed"

@@ -4,11 +4,11 @@ import sys
 from collections.abc import Sequence
 
 EXTRA = ("matplotlib",)
-"""What the figure of `fftgrad analyze --png` needs: the extra `cli`."""
+"""Packages of the extra `cli`, which `fftgrad analyze --png` needs."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
+    """Run one command and return its exit code."""
     try:
         from fftgrad.planning._commands import run
 

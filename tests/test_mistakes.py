@@ -242,7 +242,7 @@ MISTAKES = {
         "start from fg.init_state",
     ),
     "a gradient is missing": (
-        lambda: missing(lambda grads: {"w": grads["w"]}), ValueError, "pass zeros for what has no"
+        lambda: missing(lambda grads: {"w": grads["w"]}), ValueError, "pass zeros for missing"
     ),
     "outside of the axis": (
         lambda: pmean().update(GRADS, pmean().init(GRADS)),
@@ -296,7 +296,7 @@ MISTAKES = {
         ValueError,
         r"sharded\(inner\): .*use optax\.adamw",
     ),
-    "MultiSteps": (accumulated_by_optax, ValueError, r"optax\.MultiSteps.*use fg\.multi_steps"),
+    "MultiSteps": (accumulated_by_optax, ValueError, r"use.*fg\.multi_steps in place of optax"),
     "a sum of sparse payloads": (
         lambda: fg.AllReduce(TOP), ValueError, r"use AllGather\(TopK\(fraction=0\.1\)\)"
     ),

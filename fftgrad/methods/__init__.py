@@ -1,7 +1,7 @@
 """Methods: published algorithms as combinations of parts.
 
-Each returns a `Recipe`, of which `compressed_pmean` makes a step of an optax chain. Methods named
-`scale_by_` are transformations already, as in optax. May import everything but `optimizers` and
+Each method returns a `Recipe`, which `compressed_pmean` turns into a transformation. Methods named
+`scale_by_` are transformations themselves, as in optax. May import everything but `optimizers` and
 `tools`.
 """
 

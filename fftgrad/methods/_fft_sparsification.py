@@ -53,24 +53,24 @@ def fft_sparsification(
     Args:
       theta: share of the frequencies dropped, 0 <= theta < 1; the paper's runs use 0.85.
       bits: N of the range-based float; the paper's runs use 10.
-      block: length of the blocks transformed; None is the paper's, the whole gradient. Blocks of
-        64 to 256 lose less of most gradients.
-      theta_schedule: {first step: theta} that takes over from `theta` at those steps, for example
+      block: length of the transformed blocks; None is the paper's, the whole gradient. Blocks of 64
+        to 256 lose less of most gradients.
+      theta_schedule: {first step: theta} that replaces `theta` from those steps on, for example
         {0: 0.9, 20_000: 0.0}; theta 0 is a dense all-reduce. `diminishing_theta` makes one.
-      recover: thetas to fall back to, in this order, for example (0.5, 0.0), without recompiling:
-        by the loss with `recover_by_loss`, or where you call `fg.exchanges.next_level`.
-      memory: the paper has none; `ErrorFeedback()` keeps the rest.
+      recover: thetas to fall back to, in this order, for example (0.5, 0.0), without recompiling.
+        Use `recover_by_loss`, or call `fg.exchanges.next_level` yourself.
+      memory: the paper has none; `ErrorFeedback()` keeps unsent values.
 
     Wire: for n parameters, k = (1 - θ) n/2 complex coefficients of 2N bits, with about
       2 + log2(1/(1 - θ)) bits for the index of each: 1.85 bits a parameter at θ = 0.85, N = 10.
 
-    Claims: biased; no bound on training. The paper's convergence proof takes θ for the relative
-      L2 error of the mean, and asks θ² <= 1/4.
+    Claims: biased; no bound on training. The paper's proof of convergence takes θ for the relative
+      L2 error of the mean, and requires θ² <= 1/4.
 
-    Differs from the paper: nearest rounding and a range fitted to each payload (the paper
-      truncates, in [-1, 1]); Elias-Fano indices where smaller than a bitmap; exact selection;
-      no broadcast of the parameters every 10 steps, because replicas are bit-identical; θ = 0 is
-      a dense all-reduce.
+    Differs from the paper: rounds to nearest in a range fitted to each payload (the paper
+      truncates, in [-1, 1]); Elias-Fano indices if smaller than a bitmap; exact selection; no
+      broadcast of the parameters every 10 steps, because replicas are bit-identical; θ = 0 is a
+      dense all-reduce.
 
     Raises:
       ValueError: if both `theta_schedule` and `recover` are given.
@@ -91,8 +91,8 @@ def fft_sparsification(
 
     if recover and theta_schedule is not None:
         raise ValueError(
-            "fft_sparsification(theta_schedule, recover): only one may be given, got "
-            f"{theta_schedule} and {tuple(recover)}; steps or need decide, not both."
+            "fft_sparsification(theta_schedule, recover): must not both be given, got "
+            f"{theta_schedule} and {tuple(recover)}; leave one out."
         )
     if recover:
         chosen = Ladder(tuple(map(exchange, (theta, *recover))))
@@ -112,21 +112,21 @@ def diminishing_theta(
 ) -> dict[int, float]:
     """Function: a schedule of theta that falls with the learning rate, θ_t² = L η_t.
 
-    Under that condition the FFT paper proves convergence. Each step takes the largest of a few
-    static thetas with θ² <= L η_t, so that one program holds all of them.
+    The FFT paper proves convergence under that condition. Each step takes the largest of a few
+    static thetas with θ² <= L η_t, so that one program contains all of them.
 
     Args:
       learning_rate: η, a number or an optax schedule. It is evaluated for all steps at once.
-      smoothness: L, the Lipschitz constant of the gradient; in practice θ_0² / η_0 for the theta to
-        start with.
+      smoothness: L, the Lipschitz constant of the gradient; in practice θ_0² / η_0 for the first
+        theta θ_0.
       steps: number of steps of the schedule.
-      thetas: those to choose from, in [0, 1); 0, a dense all-reduce, is always among them.
+      thetas: the choices, in [0, 1); 0, a dense all-reduce, is always among them.
 
     Returns:
       {first step: theta}, for `methods.fft_sparsification(theta_schedule=...)`.
 
-    Differs from the paper: its θ there is a relative error, but its experiments use the share of
-      frequencies dropped, as this does.
+    Differs from the paper: its proof takes θ for a relative error. Here, as in its experiments, θ
+      is the share of frequencies dropped.
 
     Example:
       >>> import optax
@@ -146,7 +146,7 @@ def diminishing_theta(
     ladder = sorted({0.0, *map(float, thetas)}, reverse=True)
     schedule: dict[int, float] = {}
     for step, rate in enumerate(rates):
-        # A little more, because rates are float32, and a theta that just fits should.
+        # Add a margin for the rounding of float32 rates.
         bound = math.sqrt(smoothness * max(float(rate), 0.0)) * (1 + 1e-6)
         theta = next(theta for theta in ladder if theta <= bound)
         if not schedule or theta != schedule[max(schedule)]:
@@ -155,16 +155,16 @@ def diminishing_theta(
 
 
 NONE = float(jnp.finfo(jnp.float32).max)
-"""No loss so far; an infinity would stop a healthy step under `jax_debug_infs`."""
+"""Loss before the first step. An infinity would stop a good step under `jax_debug_infs`."""
 
 
 class RecoverByLossState(NamedTuple):
     """State of `recover_by_loss`.
 
     Attributes:
-      inner: the state of `compressed_pmean`, with the level of each `Ladder`.
-      loss: the smoothed loss; the largest float32 before the first.
-      best: the least smoothed loss since the level was reached.
+      inner: state of `compressed_pmean`, with the level of each `Ladder`.
+      loss: smoothed loss; the largest float32 before the first step.
+      best: least smoothed loss since the level was reached.
     """
 
     inner: CompressedPmeanState
@@ -179,31 +179,31 @@ def recover_by_loss(
     *,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Transformation: go to the next level of a `Ladder` when the loss rises, never back.
+    """Transformation: move to the next level of a `Ladder` if the loss rises, and never back.
 
-    After a step the level rises by one if the smoothed mean loss exceeds (1 + tolerance) times the
-    least since the level was reached, or is not finite. A step whose gradients are not finite is
-    skipped and does not count.
+    After a step the level rises by one in two cases: the smoothed mean loss exceeds (1 + tolerance)
+    times its least value at this level, or the loss is not finite. A step with non-finite gradients
+    is skipped and does not count.
 
     Args:
-      tx: `compressed_pmean` with a `Ladder`, as
-        `fg.methods.fft_sparsification(recover=(0.5, 0.0))` is.
-      tolerance: by how much the loss may rise, 0.1 for a tenth.
+      tx: `compressed_pmean` with a `Ladder`, such as
+        `fg.methods.fft_sparsification(recover=(0.5, 0.0))`.
+      tolerance: relative rise of the loss that is tolerated, 0.1 for a tenth.
       smoothing: weight of the past in the smoothed loss.
       axis_name: the axis, or axes, of the workers.
 
     Returns:
-      An `optax.GradientTransformationExtraArgs` whose state is a `RecoverByLossState`. Its
-      `update` takes the loss of the worker, or the mean over the workers:
+      An `optax.GradientTransformationExtraArgs` whose state is a `RecoverByLossState`. Its `update`
+      takes the loss of the worker, or the mean over the workers:
       `tx.update(grads, state, params, value=loss)`.
 
     Wire: that of `tx`, and 4 bytes for the mean of the loss.
 
-    Differs from the paper: it says that lowering theta recovers a failed run; when to, is ours.
+    Differs from the paper: it recovers a failed run by a lower theta, but gives no rule when.
 
     Raises:
       ValueError: while tracing, if `value` is missing.
-      TypeError: in `init`, if `tx` is something other than `compressed_pmean`.
+      TypeError: in `init`, if `tx` is not `compressed_pmean`.
 
     Example:
       >>> method = fg.methods.fft_sparsification(theta=0.9, recover=(0.5, 0.0))
@@ -220,8 +220,8 @@ def recover_by_loss(
         inner: Any = tx.init(params)
         if not isinstance(inner, CompressedPmeanState):
             raise TypeError(
-                "recover_by_loss(tx): must be fg.compressed_pmean(...), got a transformation whose "
-                f"state is a {type(inner).__name__}; chain the others after recover_by_loss."
+                "recover_by_loss(tx): must be fg.compressed_pmean(...), got one with the state "
+                f"{type(inner).__name__}; chain the others after recover_by_loss."
             )
         none = jnp.full((), NONE, jnp.float32)
         return RecoverByLossState(inner, none, none)
@@ -237,8 +237,7 @@ def recover_by_loss(
     ) -> tuple[optax.Updates, Any]:
         if value is None:
             raise ValueError(
-                "recover_by_loss.update(value): must be the loss, got none; call "
-                "tx.update(grads, state, params, value=loss)."
+                "recover_by_loss.update(value): must be the loss, got None; pass value=loss."
             )
         out: Any = tx.update(updates, state.inner, params, weight=weight, **extra)
         updates, inner = out

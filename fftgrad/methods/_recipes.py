@@ -26,10 +26,10 @@ from fftgrad.memories import ErrorFeedback, MomentumCorrection, NoMemory
 
 
 def acp_sgd(rank: int = 4, *, memory: Memory = ErrorFeedback()) -> Recipe:
-    """Method: the gradient of each matrix by two thin factors, one a step, with error feedback.
+    """Method: two thin factors of each matrix, of which one is sent per step, with error feedback.
 
     Args:
-      rank: columns of a factor; the paper's is 4 for ResNets and 32 for BERT.
+      rank: columns of a factor; the paper uses 4 for ResNets and 32 for BERT.
       memory: the paper's feedback, without decay.
 
     Wire: about 2 · rank · (rows + columns) bytes a matrix and 4 bytes for each value of other
@@ -48,7 +48,7 @@ def acp_sgd(rank: int = 4, *, memory: Memory = ErrorFeedback()) -> Recipe:
 
 @value
 class AdaCompRule:
-    """Function: the bins of convolutions (more than two axes) and of other leaves."""
+    """Rule: bin sizes of convolutions (more than two axes) and of other leaves."""
 
     conv_bin: int
     bin_size: int
@@ -60,14 +60,14 @@ class AdaCompRule:
 
 
 def adacomp(conv_bin: int = 50, bin_size: int = 500, per_bin: float = 4.0) -> Recipe:
-    """Method: in each bin, send what would exceed its maximum if the last gradient came again.
+    """Method: in each bin, send the values that would exceed its maximum if the gradient repeated.
 
     Args:
       conv_bin: values per bin of leaves with more than two axes.
-      bin_size: values per bin of all others.
-      per_bin: room of the message, in values for each bin on average; see `AdaComp`.
+      bin_size: values per bin of all other leaves.
+      per_bin: capacity of the message, in values per bin on average; see `AdaComp`.
 
-    Wire: for bins of 500 and room for 4: 0.08 bits a value; for bins of 50, 0.53.
+    Wire: for bins of 500 and a capacity of 4: 0.08 bits a value; for bins of 50, 0.53.
 
     Differs from the paper: a message of fixed capacity; see `AdaComp`.
 
@@ -82,7 +82,7 @@ def adacomp(conv_bin: int = 50, bin_size: int = 500, per_bin: float = 4.0) -> Re
 
 @value
 class LargestOfTiles:
-    """Function: the k largest values, or cosines, of each tile of a leaf."""
+    """Rule: the k largest values, or DCT coefficients, of each tile of a leaf."""
 
     transform: type[Dct] | type[Tiles]
     k: int
@@ -100,7 +100,7 @@ class LargestOfTiles:
 
 
 def demo(k: int = 32, block: int = 64, decay: float = 0.999) -> Recipe:
-    """Method: a momentum on each worker, whose fast cosines are sent and taken out; sign descent.
+    """Method: a momentum on each worker, whose largest DCT coefficients are sent; sign descent.
 
         D = decay · D + g,   C = DCT of D by tiles,   q = the k largest of each tile,
         D = D - IDCT(q),     update = sign(IDCT(mean q)).
@@ -113,13 +113,13 @@ def demo(k: int = 32, block: int = 64, decay: float = 0.999) -> Recipe:
       decay: of the momentum.
 
     Returns:
-      A `Recipe`. Its mean is followed by `optax.scale_by_sign()`, and that by `optax.scale(-rate)`.
+      A `Recipe`. Chain `optax.scale_by_sign()` and `optax.scale(-rate)` after its mean.
 
     Wire: k (32 + 9) bits a tile of 4096 for k = 32; the authors' code takes 96.
 
-    Differs from the paper: the mean is over all workers, where its code divides by the number that
-      sent a coefficient; axes are padded to whole tiles; the learning rate does not enter the
-      momentum, which makes no difference to sign descent while it is constant.
+    Differs from the paper: the mean is over all workers; the authors' code divides by the number of
+      workers that sent a coefficient. Axes are padded to whole tiles. The learning rate does not
+      enter the momentum; a constant rate makes no difference to sign descent.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.demo(k=32), axis_name="data")
@@ -132,7 +132,7 @@ def demo(k: int = 32, block: int = 64, decay: float = 0.999) -> Recipe:
 
 @value
 class DgcRule:
-    """Function: top-k of each leaf with more than one axis; the others dense."""
+    """Rule: top-k of each leaf with more than one axis; other leaves dense."""
 
     fraction: float
 
@@ -152,21 +152,21 @@ def dgc(
 
     Args:
       fraction: share of each layer that is sent after the warm-up.
-      momentum: of `MomentumCorrection`; the optimizer behind must have none.
-      nesterov: whether it is Nesterov's.
-      warm_up: shares before that, each for an equal part of the warm-up.
+      momentum: of `MomentumCorrection`; the optimizer behind it must have none.
+      nesterov: True for Nesterov's momentum.
+      warm_up: shares during the warm-up, each for an equal part of it.
       warm_up_steps: length of the warm-up, four epochs in the paper; 0 for none.
 
     Returns:
-      A `Recipe`, for an optimizer without momentum. The paper clips each worker's gradient before:
-      `fg.training.clip_by_local_norm(max_norm / workers**0.5)` in front of `compressed_pmean`.
+      A `Recipe`, for an optimizer without momentum. The paper clips each worker's gradient first:
+      put `fg.training.clip_by_local_norm(max_norm / workers**0.5)` before `compressed_pmean`.
 
     Wire: fraction · n (34 + log2(1/fraction)) bits, and 4 bytes for each value of leaves of one
       axis.
 
-    Differs from the paper: sparse gradients keep their velocity (`MomentumCorrection`); exact
-      selection, where it takes the threshold of a sample; the optimizer has the weight decay;
-      leaves of one axis travel dense in the same collective.
+    Differs from the paper: sparse gradients keep their velocity (`MomentumCorrection`). Selection
+      is exact; the paper takes the threshold of a sample. The optimizer applies the weight decay.
+      Leaves of one axis travel dense in the same collective.
 
     Example:
       >>> method = fg.methods.dgc(fraction=0.01, warm_up_steps=400)
@@ -184,7 +184,7 @@ def dgc(
 
 
 def eden(bits: int = 1, block: int = 4096, *, memory: Memory = NoMemory()) -> Recipe:
-    """Method: rotate at random, round to the best few values for a normal distribution, rescale.
+    """Method: rotate at random, round to the best levels for a normal distribution, and rescale.
 
     Args:
       bits: width of a code, 1 to 6; one bit is DRIVE.
@@ -195,8 +195,8 @@ def eden(bits: int = 1, block: int = 4096, *, memory: Memory = NoMemory()) -> Re
 
     Claims: close to unbiased (`LloydMax`).
 
-    Differs from the paper: rotates blocks instead of whole vectors, equally on all workers, so that
-      one inverse rotation serves all; the errors of workers with similar gradients then average out
+    Differs from the paper: rotates blocks instead of whole vectors. All workers rotate equally, so
+      that one inverse rotation serves all. If gradients are similar, their errors then average out
       less.
 
     Example:
@@ -211,7 +211,7 @@ def eden(bits: int = 1, block: int = 4096, *, memory: Memory = NoMemory()) -> Re
 
 
 def power_sgd(rank: int = 2, *, memory: Memory = ErrorFeedback()) -> Recipe:
-    """Method: the gradient of each matrix by two thin factors, with error feedback.
+    """Method: two thin factors of each matrix, with error feedback.
 
     Args:
       rank: columns of a factor.
@@ -232,18 +232,18 @@ def power_sgd(rank: int = 2, *, memory: Memory = ErrorFeedback()) -> Recipe:
 
 
 def qsgd(bits: int = 4, bucket: int = 512) -> Recipe:
-    """Method: round the gradient to a few levels per bucket, right on average.
+    """Method: unbiased rounding of the gradient to a few levels per bucket.
 
     Args:
-      bits: width of a code; s = 2^(bits-1) - 1 levels on each side of zero. The paper goes with
-        buckets of 512 for 4 bits; the FFT paper compares with 3 bits.
+      bits: width of a code; s = 2^(bits-1) - 1 levels on each side of zero. The paper uses buckets
+        of 512 with 4 bits; the FFT paper compares with 3 bits.
       bucket: values per norm.
 
     Wire: n · bits / 8 + 4n / bucket bytes.
 
     Claims: unbiased.
 
-    Differs from the paper: codes of fixed width in place of Elias coding (`UniformQuantizer`).
+    Differs from the paper: codes of fixed width instead of Elias coding (`UniformQuantizer`).
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.qsgd(bits=4), axis_name="data")
@@ -255,12 +255,12 @@ def qsgd(bits: int = 4, bucket: int = 512) -> Recipe:
 
 
 def random_k(fraction: float = 0.01, *, memory: Memory = ErrorFeedback()) -> Recipe:
-    """Method: send the values at random positions, the same on all workers, summed on the way.
+    """Method: values at random positions, equal on all workers, in one all-reduce.
 
     Args:
       fraction: share of the values sent, k = ceil(fraction · n).
-      memory: keeps the rest. With `NoMemory()` the values are multiplied by n/k, so that the mean
-        is unbiased.
+      memory: keeps unsent values. With `NoMemory()` the values are multiplied by n/k, so that the
+        mean is unbiased.
 
     Wire: 4k bytes in one all-reduce, no indices.
 
@@ -280,7 +280,7 @@ def random_k(fraction: float = 0.01, *, memory: Memory = ErrorFeedback()) -> Rec
 
 @value
 class RedSyncRule:
-    """Function: dense, trimmed top-k or threshold search, by the bytes of a leaf."""
+    """Rule: dense, top-k or threshold search, by the bytes of a leaf."""
 
     fraction: float
     quantize: bool = False
@@ -295,7 +295,7 @@ class RedSyncRule:
             return Identity()
         small = size < self.trimmed_below
         if self.quantize and not any(word in name for word in self.output):
-            # A threshold found for one sign does not serve the other, so none is reused.
+            # A threshold of one sign does not fit the other, so none is reused.
             search = "exact" if small else "binary"
             return chain(AlternatingSign(), Threshold(self.fraction, search), MeanMagnitude())
         if small:
@@ -319,36 +319,37 @@ def redsync(
 
         below 128 KB     all values
         to 4 MB          the k largest: `TopK`
-        above            k to 2k values above a threshold, which is found by binary search and
-                         serves for 5 steps: `Threshold(reuse=5)`
+        above            k to 2k values above a threshold, found by binary search and
+                         used for 5 steps: `Threshold(reuse=5)`
 
-    Quantized, only values of one sign are selected, another sign each step, and one mean stands for
-    all of them: `AlternatingSign`, `Threshold` (exact below 4 MB), `MeanMagnitude`.
+    If quantized, only values of one sign are selected, with the other sign in the next step, and
+    one mean replaces all of them: `AlternatingSign`, `Threshold` (exact below 4 MB),
+    `MeanMagnitude`.
 
     Args:
       fraction: share of each layer that is sent; the paper's 0.1 %.
-      momentum: of `MomentumCorrection`; the optimizer behind must have none.
-      nesterov: whether it is Nesterov's.
-      quantize: whether to send one mean in place of values.
+      momentum: of `MomentumCorrection`; the optimizer behind it must have none.
+      nesterov: True for Nesterov's momentum.
+      quantize: True to send one mean instead of values.
       output: words in the paths of the output layer's leaves, which are not quantized.
       dense_below: bytes below which a layer travels dense.
       trimmed_below: bytes below which a layer is selected by top-k.
-      reuse: for how many steps a threshold serves.
-      warm_up_steps: for how many steps everything travels dense, in an all-reduce.
+      reuse: number of steps that use the same threshold.
+      warm_up_steps: number of first steps that send everything dense, in an all-reduce.
 
     Returns:
-      A `Recipe`, for an optimizer without momentum. The paper clips each worker's gradient before,
+      A `Recipe`, for an optimizer without momentum. The paper clips each worker's gradient first,
       as for `dgc`.
 
     Wire: one all-gather for all layers. Top-k: 34 + log2(1/fraction) bits a value. Threshold: a
-      message of fixed capacity 2k that carries its true length; values beyond that stay in the
-      residual and are counted (`CompressedPmeanState.overflow`). Quantized: positions and 4 bytes a
-      layer. Where most layers are dense, a dense all-reduce sends less (`fg.link_bytes`).
+      message of fixed capacity 2k that carries its true length. Values beyond the capacity stay in
+      the residual and are counted (`CompressedPmeanState.overflow`). Quantized: positions and 4
+      bytes a layer. If most layers are dense, a dense all-reduce sends less (`fg.link_bytes`).
 
-    Differs from the paper: a threshold that more than 2k values pass is searched for again before
-      its time; sparse gradients keep their velocity, and the error of the mean stays in the
-      residual (`MomentumCorrection`). Its full text was not at hand: sizes, reuse and alternation
-      of signs follow its abstract and published code by others.
+    Differs from the paper: if more than 2k values pass a threshold, it is searched again early.
+      Sparse gradients keep their velocity, and the error of the mean stays in the residual
+      (`MomentumCorrection`). The full text was not available: sizes, reuse and alternating signs
+      follow the abstract and published code by others.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.redsync(fraction=0.001), axis_name="data")
@@ -365,7 +366,7 @@ def redsync(
 
 @value
 class ScaleComRule:
-    """Function: the chunk of each leaf."""
+    """Rule: the chunk of each leaf."""
 
     chunk: int
     flops: tuple[tuple[str, float], ...] = ()
@@ -380,7 +381,7 @@ class ScaleComRule:
         return chain(self.transform, TopK(fraction=1 / chunk) if self.exact else ChunkTopK(chunk))
 
     def _chunk(self, name: str) -> int:
-        """By the work of a gradient's element: the more, the less its exchange weighs."""
+        """Choose a smaller chunk for elements with more work per byte of exchange."""
         for word, flops in self.flops:
             if word in name:
                 return 25 if flops >= 196 else 50 if flops >= 128 else 400
@@ -397,26 +398,25 @@ def scalecom(
     exact: bool = False,
     warm_up_steps: int = 0,
 ) -> Recipe:
-    """Method: one worker in turn chooses the coefficients of all, summed by an all-reduce.
+    """Method: each step one worker chooses the coefficients of all, which one all-reduce sums.
 
         p_i = m_i + g_i,   I = the largest of p_leader in each chunk, leader = t mod w
         send p_i at I;     m_i' = m_i + u (g_i - sent_i);     apply mean sent.
 
     Args:
-      chunk: values for each one sent, which is the largest of them.
-      beta: u, the paper's beta: share of the error that the residual takes up; 0.1 for large
-        batches, 1 for the usual.
-      flops: {word in a leaf's path: floating-point operations for each element of its gradient};
-        such a leaf has the paper's chunk, 25 from 196 on, 50 from 128 on, else 400.
-      dense: words in the paths of leaves that travel dense; the paper leaves the first layer out.
-      transform: a linear transform before the choice, for example `Fft(block=64)`.
-      exact: whether to take the k largest of the leaf instead, with Elias-Fano indices.
-      warm_up_steps: for how many steps everything travels dense; the paper takes 1 to 5 epochs.
+      chunk: values per chunk, of which the largest is sent.
+      beta: u, the share of the error that the residual takes up; 0.1 for large batches, else 1.
+      flops: {word in a leaf's path: floating-point operations per element of its gradient}. Such a
+        leaf gets the paper's chunk: 25 from 196 on, 50 from 128 on, else 400.
+      dense: words in the paths of leaves that travel dense; in the paper, the first layer.
+      transform: a linear transform before the selection, for example `Fft(block=64)`.
+      exact: True to select the k largest of the leaf instead, with Elias-Fano indices.
+      warm_up_steps: number of first steps that send everything dense; 1 to 5 epochs in the paper.
 
     Wire: n / chunk · (32 + log2(chunk)) bits in all-reduces.
 
-    Differs from the paper: leaves that are no longer than a chunk travel dense. Chunks by FLOPs are
-      those of 32 samples a worker. Transforms and exact selection are ours.
+    Differs from the paper: leaves no longer than a chunk travel dense. Chunks by FLOPs are those of
+      32 samples a worker. Transforms and exact selection are ours.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.scalecom(chunk=100, beta=0.1), axis_name="data")
@@ -432,7 +432,7 @@ def scalecom(
 
 
 def sign_sgd(*, memory: Memory = ErrorFeedback()) -> Recipe:
-    """Method: send signs and one mean magnitude, keep the error for later.
+    """Method: signs and one mean magnitude, with error feedback.
 
         p = e + g,   Δ = (||p||₁ / d) sign(p),   e' = p - Δ,   apply mean Δ.
 
@@ -441,8 +441,8 @@ def sign_sgd(*, memory: Memory = ErrorFeedback()) -> Recipe:
 
     Wire: 1 bit a value and 4 bytes a part.
 
-    Differs from the paper: p = lr · g + e there; here e is in units of the gradient, and the
-      learning rate comes after. When the rate falls, the residual is applied at the new rate.
+    Differs from the paper: the paper has p = lr · g + e. Here e is in units of the gradient, and
+      the learning rate follows. If the rate falls, the residual is applied at the new rate.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.sign_sgd(), axis_name="data")
@@ -456,21 +456,21 @@ def sign_sgd(*, memory: Memory = ErrorFeedback()) -> Recipe:
 def terngrad(
     clip: float | None = 2.5, *, dense: tuple[str, ...] = (), workers: int | None = None
 ) -> Recipe:
-    """Method: -s, 0 or s for each value of a layer, right on average.
+    """Method: unbiased rounding of each value of a layer to -s, 0 or s.
 
     Args:
       clip: bound of the values, in standard deviations of the layer; None does not clip.
-      dense: words in the paths of leaves that are not quantized; the paper leaves the last
-        classification layer out.
-      workers: if given, the scale is shared, and the ternaries of that many workers are summed on
-        the way (`QuantizedAllReduce`); `dense` must then be empty.
+      dense: words in the paths of leaves that are not quantized; in the paper, the last
+        classification layer.
+      workers: if given, the scale is shared, and an all-reduce sums the ternaries of that many
+        workers (`QuantizedAllReduce`); `dense` must then be empty.
 
     Wire: 1.6 bits a value and 4 bytes a layer; with a shared scale 4.6 bits a value for 8 workers,
       in an all-reduce.
 
     Claims: unbiased without clipping.
 
-    Differs from the paper: 1.6 bits where it takes 2; the scale of a clipped layer is its largest
+    Differs from the paper: 1.6 bits instead of 2; the scale of a clipped layer is its largest
       magnitude (`Ternary`).
 
     Example:
@@ -481,8 +481,7 @@ def terngrad(
     """
     if workers is not None and dense:
         raise ValueError(
-            f"terngrad(dense): must be empty where integers are summed, got {dense}; leave workers "
-            "out, or keep those leaves out with optax.partition."
+            f"terngrad(dense): must be empty if workers is given, got {dense}; leave one out."
         )
     exchange: Exchange = AllGather(DenseByName(dense, Ternary(clip=clip)))
     if workers is not None:
@@ -497,7 +496,7 @@ def top_k(
     transform: Codec = Identity(),
     memory: Memory = ErrorFeedback(),
 ) -> Recipe:
-    """Method: send the largest values of the gradient, keep the rest for later.
+    """Method: the largest values of the gradient, with error feedback.
 
         a = e + g,   s = the k largest of a,   e' = a - s,   apply mean s.
 
@@ -505,9 +504,9 @@ def top_k(
       fraction: share of the values sent, k = ceil(fraction · n).
       bits: width of a value sent, by `LogQuantizer`; None sends float32, as the papers do.
       transform: a linear transform before the selection, such as `Dct(block=64)`.
-      memory: keeps the rest; the paper's feedback, without decay.
+      memory: keeps unsent values; the paper's feedback, without decay.
 
-    Wire: k (32 + 2 + floor(log2(1/fraction))) bits, or `bits` in place of 32; float32 and int32
+    Wire: k (32 + 2 + floor(log2(1/fraction))) bits, or `bits` instead of 32; float32 and int32
       would take 64 k.
 
     Differs from the paper: indices in Elias-Fano code.

@@ -35,7 +35,7 @@ class DionState(NamedTuple):
 
     Attributes:
       pmean: the momentum of each worker, which is its residual, and the factors.
-      others: the state of the transformation of other leaves, equal on all workers.
+      others: state of the transformation of other leaves, equal on all workers.
     """
 
     pmean: CompressedPmeanState
@@ -50,45 +50,46 @@ def scale_by_dion(
     dense: tuple[str, ...] = (),
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Method: a momentum on each worker, and an orthonormal update from its mean of low rank.
+    """Method: a momentum on each worker, and an orthonormal update from its low-rank mean.
 
-    For the gradient G_i of a matrix on worker i, its momentum M_i and the factor Q of all:
+    For the gradient G_i of a matrix on worker i, its momentum M_i and the shared factor Q:
 
         M_i = M_i + G_i,   P = orthonormal(mean M_i Q),   R = mean M_iᵀ P,
         M_i = M_i - (1 - decay) P Rᵀ,   Q = R with columns of length one,
         update = √(out / in) P Qᵀ.
 
-    The last axis of a kernel is `out`, as in JAX's layers, where y = x W; the product of all others
-    is `in`, so a convolution's includes its window. The authors' weights are torch's, (out, in).
+    The last axis of a kernel is `out`, as in JAX's layers, where y = x W. The product of all others
+    is `in`, so that of a convolution includes its window. The authors' weights are torch's
+    (out, in).
 
-    A column of zeros in R is one in the update, and Q keeps the one of before. Vectors, small
-    matrices that `PowerSgd` would leave dense, and leaves that `dense` names, are averaged in
-    float32 in the first of the two all-reduces, and go through `others`. The momentum is the
-    residual of error feedback, so it differs between the workers.
+    A column of zeros in R is one in the update, and Q keeps its previous column. Some leaves are
+    averaged in float32, in the first of the two all-reduces, and updated by `others`: vectors,
+    small matrices that `PowerSgd` would leave dense, and leaves named by `dense`. The momentum is
+    the residual of error feedback, so it differs between the workers.
 
     Args:
       rank: columns of P and Q.
       decay: μ, the share of P Rᵀ that stays in the momentum.
       others: the optimizer of all other leaves, for the same learning rate.
-      dense: words in the paths of leaves that go through `others`. Name embeddings and the last
-        layer, for which the authors found matrix updates to be poor.
+      dense: words in the paths of leaves for `others`. Name embeddings and the last layer, for
+        which matrix updates worked poorly in the paper.
       axis_name: the axis of the workers.
 
     Returns:
-      An optax transformation whose updates are directions: to be chained before
-      `optax.add_decayed_weights` and `optax.scale_by_learning_rate`.
+      An optax transformation whose updates are directions. Chain `optax.add_decayed_weights` and
+      `optax.scale_by_learning_rate` after it.
 
     Wire: 4 · rank · (rows + columns) bytes a matrix and 4 bytes for each value of other leaves, in
-      two all-reduces, whatever the number of workers.
+      two all-reduces, for any number of workers.
 
-    Claims: a step in which anything is not finite gives an update of NaN, and leaves momenta,
-      factors and the state of `others` as they were.
+    Claims: a step with a non-finite value gives an update of NaN, and leaves momenta, factors and
+      the state of `others` unchanged.
 
     Differs from the paper: the orthonormal factor P belongs to `in`, because the kernel is the
       transpose of the authors' weight. A later version of their code orthonormalizes the factor of
-      the longer side: this one where in > out, the other one where it is not. Arrays of more axes
-      become matrices; a matrix that a factorization would not make smaller goes to `others`. Of a
-      parameter that is sharded over another axis each shard is a matrix on its own.
+      the longer side, which is P only if in > out. Arrays of more axes become matrices. A matrix
+      that a factorization would not shrink is updated by `others`. If a parameter is sharded over
+      another axis, each shard is a matrix of its own.
 
     Example:
       >>> import optax
@@ -105,7 +106,7 @@ def scale_by_dion(
     directions: Any = compressed_pmean(exchange, ErrorFeedback(), axis_name=axis_name)
 
     def is_other(name: str, leaf: Like) -> bool:
-        too_long = math.prod(leaf.shape) > _bucketing.BUCKET_LIMIT  # it travels in pieces
+        too_long = math.prod(leaf.shape) > _bucketing.BUCKET_LIMIT  # split into pieces
         return exchange.is_named(name) or too_long or _low_rank.matrix_shape(leaf, rank) is None
 
     def of_others(tree: PyTree) -> PyTree:
@@ -134,9 +135,9 @@ def scale_by_dion(
 
 @value
 class Directions(Exchange):
-    """Exchange: the direction of each matrix in place of its mean; `ErrorFeedback` is the momentum.
+    """Exchange: the direction of each matrix instead of its mean.
 
-    The error of x is what the step leaves in the momentum.
+    The momentum is the residual of `ErrorFeedback`. The error of x is the next momentum.
     """
 
     rank: int
@@ -148,7 +149,7 @@ class Directions(Exchange):
         return "leaf"
 
     def is_named(self, name: str) -> bool:
-        """True if the name of a part says that it stays dense."""
+        """True if `dense` names the part."""
         return any(word in name for word in self.dense)
 
     def init(self, like: PyTree) -> State:
@@ -184,7 +185,7 @@ class Directions(Exchange):
         return PowerSgd(self.rank).wire_bytes(jax.eval_shape(self._flat, like))
 
     def _flat(self, x: PyTree) -> list[jax.Array]:
-        """The parts, of which the named ones are flat, and so no matrices."""
+        """Return the parts; flatten the named ones, so that they are not matrices."""
         parts = _parts.parts_of(x)
         return [part.value.ravel() if self.is_named(part.name) else part.value for part in parts]
 

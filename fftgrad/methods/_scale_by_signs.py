@@ -24,7 +24,7 @@ from fftgrad.training._pmean import compressed_pmean
 def scale_by_majority_vote(
     *, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:
-    """Method: every worker votes on the direction of each parameter, with one bit.
+    """Method: one-bit votes of all workers on the sign of each parameter's update.
 
         update = sign(Σ_i sign(g_i)),   0 in a tie.
 
@@ -32,8 +32,8 @@ def scale_by_majority_vote(
       axis_name: the axis of the workers.
 
     Returns:
-      An optax transformation whose updates are -1, 0 and 1: to be chained before `optax.scale` or
-      `optax.sgd`.
+      An optax transformation whose updates are -1, 0 and 1. Chain `optax.scale` or `optax.sgd`
+      after it.
 
     Wire: 1 bit a value and 8 bytes.
 
@@ -57,13 +57,13 @@ def scale_by_majority_vote(
     ) -> tuple[optax.Updates, Any]:
         del params
         refuse_weight("scale_by_majority_vote", extra.get("weight"), *ONE_VOTE)
-        # One for zero too, so that all votes have one magnitude; g - g keeps a NaN or an infinity.
+        # Zeros vote too, so that all votes have one magnitude; g - g keeps a NaN or an infinity.
         own = jax.tree.map(lambda g: jnp.where(g < 0, -1.0, 1.0).astype(g.dtype) + (g - g), updates)
         return own, state
 
     def count(updates: optax.Updates, params: Any = None) -> optax.Updates:
         del params
-        # A mean of less than half a vote is a tie, however it is rounded.
+        # A mean of less than half a vote is a tie, whatever its rounding.
         tie = 0.5 / _axes.size(axis_name)
         return jax.tree.map(lambda m: jnp.where(jnp.abs(m) < tie, 0, jnp.sign(m)), updates)
 
@@ -96,34 +96,34 @@ def scale_by_one_bit_adam(
     bucketing: Bucketing = Bucketing(),
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Method: Adam, then Adam with a frozen second moment and a momentum of one bit a value.
+    """Method: Adam, then Adam with a frozen second moment and a momentum in one bit a value.
 
-    With T the steps of warm-up, while t <= T the gradients are averaged dense and this is Adam.
-    Then v stays v_T, and only the momentum travels, compressed on the way to the owner of each
-    shard and on the way back, each time with feedback:
+    During T steps of warm-up the gradients are averaged dense, and this is Adam. After that, v
+    stays v_T, and only the momentum travels. It is compressed on the way to the owner of each shard
+    and on the way back, each time with error feedback:
 
         m_i = b1 m + (1 - b1) g_i,   m' = two-stage mean of 1-bit (m_i + error),   update m' / √v_T.
 
     Args:
-      warm_up_steps: T, at least 1, or the second moment would stay zero; the paper's BERT takes
-        23,000 of 118,000.
+      warm_up_steps: T, at least 1; the paper's BERT uses 23,000 of 118,000 steps.
       workers: number of workers.
       b1: decay of the momentum.
       b2: decay of the second moment.
       eps: added to √v.
-      bucketing: which leaves have one magnitude; see `Bucketing`.
+      bucketing: the leaves that share a magnitude; see `Bucketing`.
       axis_name: the axis of the workers.
 
     Returns:
-      An optax transformation in place of `optax.scale_by_adam`: chain `optax.scale(-lr)` after it.
+      An optax transformation that replaces `optax.scale_by_adam`: chain `optax.scale(-lr)` after
+      it.
 
-    Wire: 4n bytes a step in warm-up, then 1 bit a value in each of the two stages.
+    Wire: 4n bytes a step during warm-up, then 1 bit a value in each of the two stages.
 
-    Claims: both errors are fed back. A step in which anything is not finite gives an update that is
-      not finite, and leaves the moments as they were.
+    Claims: both errors are fed back. A step with a non-finite value gives a non-finite update, and
+      leaves the moments unchanged.
 
-    Differs from the paper: one magnitude for each shard of a part, where it has one for all; keeps
-      Adam's bias correction, with that of v frozen at T, so that the step's size does not jump.
+    Differs from the paper: one magnitude for each shard of a part, where the paper has one in all.
+      Adam's bias correction stays, with that of v frozen at T, so that the step size does not jump.
 
     Example:
       >>> import optax
@@ -156,7 +156,7 @@ def scale_by_one_bit_adam(
     ) -> tuple[optax.Updates, Any]:
         del params
         grads: Any = optax.tree.cast(updates, jnp.float32)
-        # Here, because the momentum, which is exchanged later, is the same on all workers.
+        # Weighted before the momentum, whose old value is equal on all workers.
         grads = weighted(grads, extra.get("weight"), axis_name)
 
         def warm_up(grads: PyTree, state: OneBitAdamState) -> Any:
@@ -180,7 +180,7 @@ def scale_by_one_bit_adam(
         def step(m: jax.Array, v: jax.Array, g: jax.Array) -> jax.Array:
             return (m / first / (jnp.sqrt(v / second) + eps)).astype(g.dtype)
 
-        # A bad step makes its update not finite. Its moments are not kept, and it is not counted.
+        # The update of a bad step is not finite. Its moments are dropped, and it is not counted.
         kept_mu, kept_nu = optax.tree.where(fine, (mu, nu), (state.mu, state.nu))
         kept = jnp.where(fine, count, state.step)
         state = state._replace(step=kept, mu=kept_mu, nu=kept_nu)

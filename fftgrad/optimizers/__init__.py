@@ -1,4 +1,4 @@
-"""Optimizers: whole ones, as `optax.adam` is. Nothing goes after them in a chain.
+"""Whole optimizers, as `optax.adam` is: chain nothing after them.
 
 May import everything but `tools`.
 """

@@ -1,4 +1,4 @@
-"""Local steps, and an outer optimizer on what they changed."""
+"""Optimizers with local steps and an outer optimizer of the averaged change."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory, PyTree
-from fftgrad._values import check_count, check_transformation
+from fftgrad._values import check_count, check_transformation, check_within
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs._levels import BinMeans, LogQuantizer
 from fftgrad.codecs._tiles import Tiles
@@ -32,12 +32,12 @@ class DilocoState(NamedTuple):
     """State of `diloco`.
 
     Attributes:
-      step: how many inner steps there were, int32, equal on all workers.
-      anchor: the parameters after the last outer steps, the same bits on all workers.
-      inner: the inner optimizer's state, of which each worker has its own.
-      outer: the outer optimizer's state, equal on all workers, one for each fragment.
-      pmean: the states of the compressed means of what the workers changed, one for each fragment.
-      skipped: how many inner steps this worker left out, because something was not finite, int32.
+      step: number of inner steps, int32, equal on all workers.
+      anchor: parameters after the last outer step, the same bits on all workers.
+      inner: state of the inner optimizer, one for each worker.
+      outer: states of the outer optimizer, one for each fragment, equal on all workers.
+      pmean: states of the compressed means, one for each fragment.
+      skipped: number of inner steps that this worker skipped because of a non-finite value, int32.
     """
 
     step: jax.Array
@@ -61,9 +61,9 @@ def diloco(
     allow_masked: bool = False,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Optimizer: each worker trains on its own, and every H steps they average what they changed.
+    """Optimizer: local steps on each worker, and every H steps a compressed mean of their changes.
 
-    With θ the parameters of a worker and θ̄ the last that all had in common, for H steps
+    With θ the parameters of a worker and θ̄ those after the last outer step, H times
 
         θ ← θ + inner(∇f(θ)),
 
@@ -71,68 +71,65 @@ def diloco(
 
         θ̄ ← θ̄ + outer(C(θ̄ - θ)),   θ ← θ̄.
 
-    It is a whole optimizer. DiLoCo takes `optax.adamw(3e-4)` for inner and
-    `optax.sgd(0.7, momentum=0.9, nesterov=True)` for outer; `sparse_loco` is SparseLoCo.
+    It is a whole optimizer. For DiLoCo, pass `optax.adamw(3e-4)` as inner and
+    `optax.sgd(0.7, momentum=0.9, nesterov=True)` as outer. `sparse_loco` is SparseLoCo.
 
-    *Streaming.* With P fragments the workers meet every H/P steps, each time with another P-th of
-    the rows of every leaf, so the whole model never travels at once. With an overlap of τ steps,
-    what is exchanged takes effect τ steps later, by θ ← α θ + (1 - α) θ̄ in those rows: a worker
-    keeps the share α of what it learned meanwhile. Such an exchange depends on nothing that the
-    step computes. With `fragments=sync_every` it is in no branch either, so a compiler can run it
-    beside the backward pass, and every step sends the same bytes.
+    *Streaming.* With P fragments, the workers exchange another P-th of the rows of every leaf every
+    H/P steps. The whole model never travels at once. With an overlap of τ steps, an exchange takes
+    effect τ steps later. Its rows then become θ ← α θ + (1 - α) θ̄, so a worker keeps
+    the share α of its progress in between. Such an exchange does not depend on the current step.
+    With `fragments=sync_every` it is in no branch either. Then a compiler can overlap it with the
+    backward pass, and every step sends the same number of bytes.
 
         fg.optimizers.diloco(adamw, nesterov, 30, fragments=30, overlap_steps=1, mixing=0.5)
 
-    For fragments by depth, or meetings at different intervals, put several `diloco` in one
-    `optax.partition`, each with its own `sync_every`, and `allow_masked=True`; `inner` then
-    sees the leaves of its own part only.
+    For fragments by depth, or different intervals, put several `diloco` into one `optax.partition`,
+    each with its own `sync_every` and `allow_masked=True`. Each `inner` then sees only its leaves.
 
-    Between two outer steps the parameters differ between the workers, so they need a leading axis
-    of workers under `jax.shard_map`, as the inner state does. Evaluate and save `state.anchor`:
-    after an outer step, without fragments and overlap, the parameters equal it up to one rounding.
-    A program with `check_vma=False` that saves the parameters as replicated saves one worker's.
+    Between two outer steps the parameters differ between the workers. Under `jax.shard_map` they
+    need a leading axis of workers, like the inner state. Evaluate and save `state.anchor`: after an
+    outer step, without fragments and overlap, the parameters equal it up to one rounding. A program
+    with `check_vma=False` that saves the parameters as replicated saves those of one worker.
 
-    `update(..., weight=tokens)` at a meeting weighs what a worker changed; one with weight 0 sends
-    only what its memory kept. `value=loss` and other extra arguments reach `inner` as they are;
-    `outer` gets the mean of the losses at a meeting.
+    `update(..., weight=tokens)` at a meeting weights a worker's change. A worker of weight 0 sends
+    only its residual. `inner` gets `value=loss` and other extra arguments unchanged; `outer` gets
+    the mean of the losses at a meeting.
 
     Args:
       inner: the optimizer of each worker, complete with its learning rate. It must move the
-        parameters that it is given: schedule-free moves a copy, and copies never meet.
-      outer: the optimizer of what all have in common, to which the mean change is the gradient.
+        parameters that it is given. Schedule-free moves a copy, which would never be averaged.
+      outer: the optimizer of the anchor, which takes the mean change as its gradient.
       sync_every: H, the number of inner steps between two meetings of a fragment.
-      exchange: how the changes travel and are averaged, or a method, such as
-        `fg.methods.eden()`.
-      memory: what is done with what an outer step does not send; if left out, the recipe's, or
-        error feedback with decay 0.95.
+      exchange: the exchange of the changes, or a method, such as `fg.methods.eden()`.
+      memory: the memory of unsent changes; by default that of the recipe, or error feedback with
+        decay 0.95.
       fragments: P, a divisor of H.
-      overlap_steps: τ, the inner steps between an exchange and its effect, below H.
-      mixing: α, the share of its own parameters that a worker keeps at a meeting.
-      allow_masked: whether leaves may be hidden from it, as for `compressed_pmean`.
+      overlap_steps: τ, the number of inner steps between an exchange and its effect, below H.
+      mixing: α, the share of its own parameters that a worker keeps at a meeting, in [0, 1).
+      allow_masked: True if leaves may be masked, as for `compressed_pmean`.
       axis_name: the axis, or axes, of the workers.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` whose state is a `DilocoState`; it needs `params`.
 
     Wire: `fg.wire_bytes(exchange, fg.optimizers.fragment(params, P))` every H/P steps, which is the
-      peak, and P/H of it in the mean; in a branch of its own unless P = H. Nothing in other steps.
+      peak, and P/H of it on average; in a branch unless P = H. Other steps send nothing.
 
-    Claims: `state.anchor` has the same bits on all workers. If a worker's gradient or its inner
-      update is not finite, that worker leaves out the inner step: its parameters and its inner
-      state stay as they were, its loss does not count at a meeting, and `state.skipped` counts it.
-      An outer step in which anything is not finite leaves `anchor`, the outer state and the memory
-      as they were, and all workers go back to `anchor`.
+    Claims: `state.anchor` has the same bits on all workers. If a worker's gradient or inner update
+      is not finite, that worker skips the inner step: its parameters and inner state stay
+      unchanged, its loss does not count at a meeting, and `state.skipped` counts the step. If a
+      value of an outer step is not finite, `anchor`, the outer state and the memory stay unchanged,
+      and all workers return to `anchor`.
 
     Raises:
-      TypeError: if `inner` or `outer` is no transformation.
-      ValueError: if `sync_every`, `fragments`, `overlap_steps` or `mixing` is out of its range;
-        while tracing, if `params` is missing, or known to be the same on all workers.
+      ValueError: while tracing, if `params` is missing, or typed as equal on all workers.
 
     Differs from the papers: the notebook of DiLoCo's authors makes a new inner optimizer in each
-      phase; here it keeps its moments. In 30 phases of 10 steps of AdamW, 5 seeds, each at its best
-      rate, new ones ended lower in a regression (0.011 against 0.019), and higher on digits (0.20
-      against 0.17). The fragments of Streaming DiLoCo are layers; these are rows of every layer, so
-      that all have as many bytes and share one program.
+      phase; here it keeps its moments. We compared both in 30 phases of 10 AdamW steps, with 5
+      seeds, each at its best rate. New optimizers reached a lower loss in a regression (0.011
+      against 0.019) and a higher one on digits (0.20 against 0.17). The fragments of Streaming
+      DiLoCo are layers; here they are rows of every layer, so that all have as many bytes and share
+      one program.
 
     Example:
       >>> import optax
@@ -146,7 +143,15 @@ def diloco(
     """
     check_transformation("diloco(inner)", inner)
     check_transformation("diloco(outer)", outer)
-    _check(sync_every, fragments, overlap_steps, mixing)
+    check_count("diloco(sync_every)", sync_every, "use 50.")
+    check_count("diloco(fragments)", fragments, f"use {sync_every}.")
+    if sync_every % fragments:
+        raise ValueError(
+            f"diloco(fragments): must be a divisor of sync_every={sync_every}, got {fragments}; "
+            f"use {sync_every}."
+        )
+    check_count("diloco(overlap_steps)", overlap_steps, "use 1.", 0, sync_every - 1)
+    check_within("diloco(mixing)", mixing, "[0, 1)", "use 0.5.")
     period = sync_every // fragments
     if memory is None and not isinstance(exchange, Recipe):
         memory = DECAYED
@@ -169,7 +174,7 @@ def diloco(
         )
 
     def meeting(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Whether one is due after so many inner steps, and of which fragment."""
+        """Return True if a meeting is due after so many steps, and the number of its fragment."""
         since = steps - period
         return (since >= 0) & (since % period == 0), since // period % fragments
 
@@ -183,22 +188,19 @@ def diloco(
         **extra: Any,
     ) -> tuple[optax.Updates, DilocoState]:
         if params is None:
-            raise ValueError(
-                "diloco.update(params): the change since the last outer step is counted from "
-                "them, got None; call tx.update(grads, state, params)."
-            )
+            raise ValueError("diloco.update(params): must be given, got None; pass params.")
         check_own("diloco", params, axis_name)
         told = extra if value is None else {**extra, "value": value}
         before = drop_worker_axis(state.inner)
         updates, own, fine = finite_step(run_inner, updates, before, params, axis_name, **told)
         skipped = drop_worker_axis(state.skipped)
         skipped = jnp.where(fine, skipped, _count.next_step(skipped))
-        # As wide as the parameters, which a meeting moves by as much as they differ.
+        # At least as wide as the parameters, because a meeting moves them far.
         updates = jax.tree.map(
             lambda move, own: move.astype(jnp.promote_types(move.dtype, own.dtype)), updates, params
         )
         local = optax.apply_updates(params, updates)
-        # What a delayed meeting sends was known before this step's gradient: they overlap.
+        # A delayed meeting sends parameters from before this step, so the two overlap.
         sends = params if overlap_steps else local
         step = _count.next_step(state.step, sync_every)
         due, number = meeting(state.step if overlap_steps else step)
@@ -248,43 +250,23 @@ def diloco(
 def _if(
     due: jax.Array, always: bool, then: Callable[[jax.Array | bool], Any], otherwise: Any
 ) -> Any:
-    """`then(due)` if it is due, else `otherwise`; where it always may be, in no branch.
+    """Return `then(due)` if it is due, else `otherwise`; without a branch if it is always due.
 
-    What is in a branch runs alone, and what is in none runs beside the backward pass.
+    XLA cannot overlap the operations of a branch with others.
     """
     if always:
         return then(due)
     return lax.cond(due, lambda: then(True), lambda: otherwise)
 
 
-def _check(sync_every: int, fragments: int, overlap_steps: int, mixing: float) -> None:
-    """Refuse arguments out of range."""
-    check_count("diloco(sync_every)", sync_every, "use 50.")
-    check_count("diloco(fragments)", fragments, f"use {sync_every} to send as much in each step.")
-    check_count("diloco(overlap_steps)", overlap_steps, "use 1.", least=0)
-    if sync_every % fragments:
-        raise ValueError(
-            f"diloco(fragments): must be a divisor of sync_every={sync_every}, got {fragments}; "
-            f"use {sync_every} to send as much in each step."
-        )
-    if overlap_steps >= sync_every:
-        raise ValueError(
-            f"diloco(overlap_steps): must be at least 0 and below sync_every={sync_every}, got "
-            f"{overlap_steps}; use 1."
-        )
-    if not 0 <= mixing < 1:
-        raise ValueError(f"diloco(mixing): must be at least 0 and below 1, got {mixing}; use 0.5.")
-
-
 def check_own(owner: str, params: PyTree, axis_name: AxisName) -> None:
-    """Refuses parameters that JAX knows to be the same on all workers."""
+    """Refuse parameters that JAX types as equal on all workers."""
     for path, leaf in jax.tree.leaves_with_path(params):
         if isinstance(leaf, jax.Array) and not _axes.varies(leaf, axis_name):
             raise ValueError(
                 f"{owner}.update(params{jax.tree_util.keystr(path)}): must be this worker's own, "
-                "because they differ between workers, got one that does not vary over "
-                f"{axis_name!r}; give the parameters a leading axis of workers, and shard it over "
-                f"{axis_name!r}."
+                f"got one that does not vary over {axis_name!r}; give the parameters a leading "
+                f"axis of workers, and shard it over {axis_name!r}."
             )
 
 
@@ -296,16 +278,16 @@ def finite_step(
     axis_name: AxisName,
     **extra: Any,
 ) -> tuple[PyTree, PyTree, jax.Array]:
-    """Run `inner.update` on one worker, and leave a step out in which anything is not finite.
+    """Run `inner.update` on one worker, and skip the step if a value is not finite.
 
-    Returns the updates, zeros in a bad step, the next state, and whether the step was finite. The
-    worker decides alone, and `run` is in no branch, because it may contain collectives.
+    Returns the updates, zeros in a bad step, the next state, and True if the step was finite. Each
+    worker decides alone. `run` is in no branch, because it may contain collectives.
     """
     moves, after = run(grads, state, params, **extra)
     # An optimizer may hide a NaN of the gradient, and a parameter may overflow.
     moved = optax.apply_updates(params, moves)
     fine = _axes.everywhere(_finite.all_finite((grads, moved)), but=_axes.names(axis_name))
-    # Every leaf of the state would find the flag again, which takes XLA minutes for many leaves.
+    # XLA would otherwise recompute the flag for every leaf, and compile for minutes.
     fine = lax.optimization_barrier(_axes.vary(fine, axis_name))
     moves = jax.tree.map(lambda move: jnp.where(fine, move, 0), moves)
     return moves, optax.tree.where(fine, after, state), fine
@@ -317,9 +299,9 @@ def mean_loss(
     axis_name: AxisName,
     fine: jax.Array | None = None,
 ) -> jax.Array:
-    """The mean over the workers of their losses, each counted by its weight, float32[].
+    """Return the weighted mean of the workers' losses, float32[].
 
-    The loss of a worker whose step was not `fine` does not count; NaN if none does.
+    A worker whose step was not `fine` does not count. The mean is NaN if no worker counts.
     """
     own = _axes.vary(jnp.asarray(value, jnp.float32), axis_name)
     if fine is None:
@@ -346,27 +328,27 @@ def sparse_loco(
     allow_masked: bool = False,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Optimizer: SparseLoCo; local steps, then 2 bits of the largest values of each tile.
+    """Optimizer: SparseLoCo: local steps, then the largest values of each tile in 2 bits.
 
-    With θ the parameters of a worker, θ̄ the last that all had in common and e what a worker could
-    not send yet, after H steps of `inner`
+    With θ the parameters of a worker, θ̄ those after the last outer step, and e the residual, after
+    H steps of `inner`
 
         e ← decay · e + (θ̄ - θ),   q = 2 bits of the k largest of each tile of e,   e ← e - q,
         θ̄ ← θ̄ - outer_rate · mean of q_i · min(1, median_j ||q_j|| / ||q_i||),   θ ← θ̄,
 
-    with lengths by leaf. It is `diloco` with plain descent as the outer optimizer,
-    `ErrorFeedback(0.95)`, and `AllGather(rule, clip_to_median=True)`, where the rule gives each
-    leaf `chain(Tiles(64, shape), ChunkTopK(4096, 64), BinMeans(2))`.
+    with norms of each leaf. It is `diloco` with gradient descent as the outer optimizer,
+    `ErrorFeedback(0.95)`, and `AllGather(rule, clip_to_median=True)`. The rule gives each leaf
+    `chain(Tiles(64, shape), ChunkTopK(4096, 64), BinMeans(2))`.
 
     Args:
       inner: the optimizer of each worker, complete with its learning rate, as `optax.adamw(3e-4)`.
-      sync_every: H, the inner steps between two outer steps.
-      outer_rate: what share of the mean change is taken.
-      k: values sent of each tile.
-      block: side of a tile; a leaf of one axis has tiles of `block` values, all of which are sent
-        if they are not more than k.
-      bits: of each value.
-      decay: of what could not be sent.
+      sync_every: H, the number of inner steps between two outer steps.
+      outer_rate: the share of the mean change that is applied.
+      k: number of values sent of each tile.
+      block: side of a tile. A leaf of one axis has tiles of `block` values, which are all sent if
+        they are at most k.
+      bits: bits per value.
+      decay: decay of the residual.
       clip_to_median: as for `AllGather`.
       fragments: as for `diloco`.
       overlap_steps: as for `diloco`.
@@ -377,15 +359,15 @@ def sparse_loco(
     Returns:
       An `optax.GradientTransformationExtraArgs` whose state is a `DilocoState`.
 
-    Wire: k (bits + 8) bits a tile of 4096 and 16 bytes a leaf in an outer step: 10 bits a value,
-      where the authors' code takes 14 at the same content, and 204.8 times less than float32 where
-      that takes 146; of leaves of one axis, 2 bits for each value. Nothing in other steps.
+    Wire: k (bits + 8) bits a tile of 4096 and 16 bytes a leaf in an outer step. That is 10 bits a
+      value sent, 204.8x fewer bytes than float32; the authors' code takes 14 bits, 146x fewer.
+      Leaves of one axis take 2 bits for each value. Other steps send nothing.
 
-    Claims: as `diloco`'s.
+    Claims: as for `diloco`.
 
-    Differs from the paper: positions travel in Elias-Fano code; axes are padded to whole tiles, and
-      the code cuts them at a divisor; the median of an even number of lengths is half-way between
-      the two in the middle.
+    Differs from the paper: positions travel in Elias-Fano code. Axes are padded to whole tiles; the
+      authors' code cuts them at a divisor. The median of an even number of norms is the midpoint of
+      the two middle ones.
 
     Example:
       >>> import optax

@@ -1,4 +1,4 @@
-"""Adam and SGD behind error feedback, with settings that were measured together."""
+"""Adam, SGD and Muon behind error feedback."""
 
 import re
 from typing import Any, NamedTuple, get_args
@@ -27,8 +27,8 @@ class FeedbackState(NamedTuple):
     """State of `feedback_adam`, `feedback_muon` and `feedback_sgd`.
 
     Attributes:
-      pmean: the state of the compressed mean, which counts bad steps in `skipped`.
-      inner: the state of the optimizer behind it, equal on all workers.
+      pmean: state of the compressed mean, which counts bad steps in `skipped`.
+      inner: state of the optimizer behind it, equal on all workers.
     """
 
     pmean: CompressedPmeanState
@@ -50,51 +50,45 @@ def feedback_adam(
     non_finite: NonFinite = "skip",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Optimizer: a compressed mean with error feedback, and an Adam that leads it.
+    """Optimizer: a compressed mean with error feedback, and Adam with a share of the gradient.
 
-    What feedback sends late comes on top of an average that is late already: behind a delay of one
-    step, a momentum of 0.9 is stable up to a rate times curvature of 1.0, and without a delay up to
-    38. So the new gradient g has a share of its own beside the average m of all:
+    Error feedback delays gradients, and a momentum delays them again. With a delay of one step, a
+    momentum of 0.9 is stable up to rate times curvature of 1.0, without delay up to 38. So the
+    update contains the new gradient g beside the average m:
 
         u = ((1 - nu) g + nu m) / (√v + eps).
 
-    That is QHAdam. With nu = 1 it is Adam, with 0 it has no momentum; both end worse here. Only the
-    residual differs between the workers.
+    That is QHAdam. With nu = 1 it is Adam, with nu = 0 it has no momentum; both reach a higher loss
+    here. Only the residual differs between the workers.
 
     Args:
       learning_rate: of Adam, a number or an optax schedule.
-      exchange: how gradients are compressed and averaged, or a method, such as
-        `fg.methods.top_k(0.01)`.
-      memory: what is done with what a step does not send; if left out, the recipe's, or
-        `ErrorFeedback()`.
+      exchange: the exchange of the gradients, or a method, such as `fg.methods.top_k(0.01)`.
+      memory: the memory of unsent gradients; by default that of the recipe, or `ErrorFeedback()`.
       nu: share of the average in the update: 0.7 for two stages, 0.5 for a gather of `Budget(100)`.
       b1: decay of the average.
       b2: decay of Adam's second moment.
-      eps: added to its root.
+      eps: added to the root of the second moment.
       weight_decay: of `optax.adamw`, in units of the learning rate.
-      mask: which leaves decay, as for `optax.adamw`; all if left out. Under
-        `optax.inject_hyperparams` a function needs `static_args="mask"`. Otherwise optax calls it
-        with the step number, as a schedule, and a mask by `ndim` lets nothing decay.
-      bucketing: what the largest are counted over; see `Bucketing`.
-      non_finite: what becomes of a step in which anything is not finite, on any worker: "skip"
-        leaves the step out on all workers and counts it, "propagate" returns NaN for it. Adam's
-        state stays as it was in both cases.
+      mask: the leaves that decay, as for `optax.adamw`; all by default. Under
+        `optax.inject_hyperparams` a function needs `static_args="mask"`. Otherwise optax takes it
+        for a schedule of the step number, and a mask by `ndim` disables the decay.
+      bucketing: the values that a codec compresses together; see `Bucketing`.
+      non_finite: the result of a step in which a value of any worker is not finite: "skip" skips
+        and counts the step on all workers, "propagate" returns NaN. Adam's state stays unchanged in
+        both cases.
       axis_name: the axis of the workers.
 
     Returns:
       A whole optimizer, as `optax.adam` is.
 
-    Wire: that of the exchange; at the default 0.32 bits a parameter, 100 times less than float32.
+    Wire: that of the exchange; by default 0.32 bits a parameter, 100x fewer bytes than float32.
 
     Shapes: leaves float32, bfloat16 or float16 of any shape; the state is float32.
 
-    Claims: parameters equal on all workers. A step in which anything is not finite changes neither
+    Claims: parameters are equal on all workers. A step with a non-finite value changes neither
       parameters, residuals nor Adam's state, and `state.pmean.skipped` counts it. As in
-      `optax.adam`, a finite gradient above 1e19, whose square is not finite, makes the root
-      infinite for good.
-
-    Raises:
-      ValueError: if `nu` is outside [0, 1], or `b1` or `b2` outside [0, 1), or a number negative.
+      `optax.adam`, the square of a gradient above 1e19 overflows, and the root stays infinite.
 
     Example:
       >>> tx = fg.optimizers.feedback_adam(learning_rate=3e-4, axis_name="data")
@@ -134,22 +128,23 @@ def feedback_sgd(
     non_finite: NonFinite = "skip",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Optimizer: a compressed mean with error feedback, and an SGD whose momentum leads it.
+    """Optimizer: a compressed mean with error feedback, and SGD with a share of the gradient.
 
-    A momentum of m applies each gradient 1 / (1 - m) times, over time. So that tuned learning rates
-    carry over, the update has that factor too: with m̄ the average of the gradients g, of decay m,
+    Over time, a momentum of m applies each gradient 1 / (1 - m) times. The update has the same
+    factor, so that tuned learning rates carry over. With m̄ the average of the gradients g, of
+    decay m,
 
         u = ((1 - nu) g + nu m̄) / (1 - m).
 
-    With nu = 1 it is SGD with momentum. Why the gradient has a share of its own: `feedback_adam`.
+    With nu = 1 it is SGD with momentum. `feedback_adam` explains the share of the gradient.
 
     Args:
       learning_rate: as for `optax.sgd(learning_rate, momentum)`, a number or an optax schedule.
       momentum: of the dense optimizer that this replaces.
-      exchange: as for `feedback_adam`, and so are the other arguments.
-      memory: what is done with what a step does not send.
+      exchange: as for `feedback_adam`.
+      memory: as for `feedback_adam`.
       nu: share of the average in the update.
-      bucketing: what the largest are counted over; see `Bucketing`.
+      bucketing: as for `feedback_adam`.
       non_finite: as for `feedback_adam`.
       axis_name: the axis of the workers.
 
@@ -158,10 +153,7 @@ def feedback_sgd(
 
     Wire: that of the exchange.
 
-    Claims: parameters equal on all workers. After a step that is not finite, as `feedback_adam`.
-
-    Raises:
-      ValueError: if `momentum` is outside [0, 1), or `nu` outside [0, 1], or the rate negative.
+    Claims: as for `feedback_adam`.
 
     Example:
       >>> tx = fg.optimizers.feedback_sgd(learning_rate=0.05, momentum=0.9, axis_name="data")
@@ -192,7 +184,7 @@ def _led(nu: float, new: Any, average: Any) -> Any:
 
 
 def check_number(argument: str, number: Any, interval: str, remedy: str) -> None:
-    """Refuses a number outside of an interval, unless it is an array, as injected ones are."""
+    """Refuse a number outside of an interval; injected hyperparameters, arrays, pass."""
     if not isinstance(number, jax.Array):
         check_within(argument, number, interval, remedy)
 
@@ -200,7 +192,7 @@ def check_number(argument: str, number: Any, interval: str, remedy: str) -> None
 def descent(
     owner: str, learning_rate: optax.ScalarOrSchedule, weight_decay: float = 0.0, mask: Any = None
 ) -> tuple[optax.GradientTransformation, ...]:
-    """What makes a step of a direction."""
+    """Return the weight decay and the learning rate as transformations."""
     if not callable(learning_rate):
         remedy = "use 3e-4, or an optax schedule."
         check_number(f"{owner}(learning_rate)", learning_rate, "[0, inf)", remedy)
@@ -215,18 +207,18 @@ def behind_feedback(
     mean: tuple[Exchange | Recipe, Memory | None, Bucketing | None, NonFinite, AxisName],
     *steps: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """A compressed mean, then the steps, of which one that is not finite leaves no trace."""
+    """Chain a compressed mean and the steps, all of which a bad step leaves unchanged."""
     exchange, memory, bucketing, non_finite, axis_name = mean
     if memory is None and not isinstance(exchange, Recipe):
         memory = NoMemory() if isinstance(exchange, Hierarchical) else ErrorFeedback()
     check_choice(f"{owner}(non_finite)", non_finite, get_args(NonFinite))
-    # A bad mean need not become zero first: the whole step is replaced below.
+    # A bad mean may stay NaN here, because the whole step is replaced below.
     compressed: Any = compressed_pmean(exchange, memory, bucketing=bucketing, axis_name=axis_name)
     optimizer = optax.with_extra_args_support(optax.chain(*steps))
     instead = jnp.nan if non_finite == "propagate" else 0.0
 
     def init(params: optax.Params) -> FeedbackState:
-        # In float16 an eps of 1e-8 is zero, and so is the square of 1e-4.
+        # In float16 both 1e-8 and the square of 1e-4 underflow.
         wide = widened(params)
         return FeedbackState(compressed.init(wide), optimizer.init(wide))
 
@@ -261,33 +253,33 @@ def feedback_muon(
     non_finite: NonFinite = "skip",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Optimizer: a compressed mean with error feedback, and a Muon with a gradient beside it.
+    """Optimizer: a compressed mean with error feedback, and Muon plus a normalized gradient.
 
-    Muon sends all directions of an averaged gradient equally far, so noise in its average costs
-    much, and so does a delay. With g the mean gradient, m its average of decay beta and v that of
+    Muon applies all directions of an averaged gradient with equal length, so it suffers from noise
+    and delay in the average. With g the mean gradient, m its average of decay beta and v that of
     its square,
 
         u = 0.2 √max(rows, columns) orthogonal(m) + lead g / (√v + eps)
 
-    for matrices; for other leaves the first term is Adam's. The average alone may be slow and free
-    of noise, because the second term, in which noise turns nothing else, answers at once.
+    for matrices. For other leaves Adam replaces the first term. The average can be slow and smooth,
+    because the second term reacts at once, and noise in it rotates no direction.
 
     Args:
-      learning_rate: of Muon, whose updates are as long as Adam's (`consistent_rms=0.2`); a number
-        or an optax schedule. Try dense Muon's and half of it.
-      exchange: as for `feedback_adam`, and so are the arguments that both have.
-      memory: what is done with what a step does not send.
-      lead: how much of the normalized gradient: 0.3 for two stages, 0.5 for `Budget(100)` gathered.
-      beta: decay of Muon's average, which is not Nesterov's.
+      learning_rate: of Muon with updates as long as Adam's (`consistent_rms=0.2`), a number or an
+        optax schedule. Try the rate of dense Muon and half of it.
+      exchange: as for `feedback_adam`.
+      memory: as for `feedback_adam`.
+      lead: factor of the normalized gradient: 0.3 for two stages, 0.5 for gathers of `Budget(100)`.
+      beta: decay of Muon's average, without Nesterov's momentum.
       b1: decay of Adam's average.
       b2: decay of the average of squares.
-      eps: added to its root.
+      eps: added to the root of the average of squares.
       weight_decay: in units of the learning rate.
-      mask: which leaves decay. A function needs `static_args`, as for `feedback_adam`.
-      muon_weight_dimension_numbers: as for `optax.contrib.muon`: which leaves are matrices, and of
-        which axes. Pass `fg.optimizers.muon_dimensions` for a transformer. If left out, all leaves
-        with two axes are matrices, embeddings too, and attention kernels with three are not.
-      bucketing: what the largest are counted over; see `Bucketing`.
+      mask: the leaves that decay. A function needs `static_args`, as for `feedback_adam`.
+      muon_weight_dimension_numbers: the matrices and their axes, as for `optax.contrib.muon`. Pass
+        `fg.optimizers.muon_dimensions` for a transformer. By default all leaves with two axes are
+        matrices, including embeddings, and attention kernels with three are not.
+      bucketing: as for `feedback_adam`.
       non_finite: as for `feedback_adam`.
       axis_name: the axis of the workers.
 
@@ -298,14 +290,13 @@ def feedback_muon(
 
     Shapes: leaves float32, bfloat16 or float16 of any shape; the state is float32.
 
-    Claims: parameters equal on all workers. After a step that is not finite, as `feedback_adam`.
+    Claims: as for `feedback_adam`.
 
     Raises:
-      ValueError: if `lead` or another number is negative, or a decay outside [0, 1); while tracing,
-        if a gradient is known to vary over a model axis, as a piece of a matrix does: pieces are no
-        matrices. Without `check_vma` that is not seen.
+      ValueError: while tracing, if a gradient is known to vary over a model axis, because shards of
+        a matrix are not matrices. Without `check_vma` that is not detected.
 
-    Differs from the paper: Muon has Nesterov's momentum, and no second term.
+    Differs from the paper: no Nesterov momentum, and a second term.
 
     Example:
       >>> tx = fg.optimizers.feedback_muon(learning_rate=3e-3, axis_name="data")
@@ -335,7 +326,7 @@ def feedback_muon(
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
         refuse_pieces(updates, axis_name)
-        # Muon wants parameters for a weight decay that is zero here.
+        # Muon reads parameters only for its weight decay, which is zero here.
         orthogonal, averages = slow.update(updates, state[0], updates)
         normal, squares = quick.update(updates, state[1])
         led = jax.tree.map(lambda o, n: o + lead * n, orthogonal, normal)
@@ -354,20 +345,20 @@ NO_MATRIX = re.compile(
     r"|(?:^|/)(?:(?:lm|output|out|cls|classifier)_)?head(?:_?\d+)?(?:/|$)"
     r"|(?:^|/)(?:bias|scale)$"
 )
-"""Paths of embeddings, heads, and of biases and scales, which have two axes in attention."""
+"""Paths of embeddings, heads, biases and scales; biases of attention have two axes."""
 ATTENTION = re.compile(r"(?:^|/)(?:(query|key|value)|out)/kernel$")
-"""Paths of Flax's kernels of attention: (in, heads, size), and (heads, size, out) of the last."""
+"""Paths of Flax's attention kernels: (in, heads, size), and (heads, size, out) for `out`."""
 
 
 def muon_dimensions(params: PyTree) -> PyTree:
     """Function: the matrices of a transformer for Muon, in Flax NNX, Flax Linen or Equinox.
 
-    Weights with two axes are matrices. So are Flax's attention kernels, which have three axes: all
-    heads together are one matrix. Adam keeps the rest: embeddings, the head, biases and scales.
-    Embeddings and heads are known by their names: `embed`, `embedding`, `tok_emb`, `wte`, `wpe`,
-    `pos`, `position`, `vocab`, `head`, `lm_head`, `logits`; an `Embedding` of Equinox by its class.
-    A head with another name, such as Linen's `Dense_0`, is taken for a matrix: name it. Layers that
-    `nn.scan` stacks have one axis more: give their dimension numbers yourself.
+    Weights with two axes are matrices. Flax's attention kernels have three axes; all heads together
+    are one matrix. Adam updates the rest: embeddings, the head, biases and scales. Embeddings and
+    heads are detected by their names: `embed`, `embedding`, `tok_emb`, `wte`, `wpe`, `pos`,
+    `position`, `vocab`, `head`, `lm_head`, `logits`; an Equinox `Embedding` by its class. A head
+    with another name, such as Linen's `Dense_0`, counts as a matrix, so name it. Layers stacked by
+    `nn.scan` have one more axis; pass their dimension numbers yourself.
 
     Args:
       params: the parameters, or their shapes.
@@ -400,17 +391,17 @@ def muon_dimensions(params: PyTree) -> PyTree:
 
 
 def _is_embedding(node: Any) -> bool:
-    """Whether it is a module of Equinox, by its name: the library does not import it."""
+    """Detect a module of Equinox by its name, because the library does not import it."""
     return type(node).__name__ == "Embedding"
 
 
 def refuse_pieces(mean: Any, axis_name: AxisName) -> None:
-    """Refuses matrices that are sharded over other axes of a shard_map."""
+    """Refuse matrices that are sharded over other axes of a shard_map."""
     for path, leaf in jax.tree.leaves_with_path(mean):
         others = _axes.varying(leaf).difference(_axes.names(axis_name))
         if others:
             raise ValueError(
-                "feedback_muon.update(updates): must be whole on each worker, got a gradient "
-                f"{jax.tree_util.keystr(path)} that varies over {sorted(others)}; use "
-                "feedback_adam, or leave these axes to the compiler (axis_names of shard_map)."
+                f"feedback_muon.update(updates{jax.tree_util.keystr(path)}): must be whole on each "
+                f"worker, got a gradient that varies over {sorted(others)}; use feedback_adam, or "
+                "leave these axes to XLA by axis_names of shard_map."
             )

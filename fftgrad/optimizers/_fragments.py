@@ -1,10 +1,10 @@
-"""A tree in fragments of equal size: the same share of the rows of each leaf.
+"""Fragments of a tree: equal shares of the rows of each leaf.
 
-Rows are those of the first axis that has one for each fragment, else of the longest, because the
-first axes of a convolution's kernel have three.
-Which fragment it is may be known on the device alone, so that one program does for all of them,
-without a branch: their shapes are equal. Where the number of fragments does not divide the rows,
-the last ones begin with rows that belong to those before, and these are masked.
+Rows run along the first axis with at least one row for each fragment, else along the longest axis.
+The first axis would not do, because convolution kernels begin with axes of length three. All
+fragments have equal shapes, so one program without branches serves all, and the number of the
+fragment may be traced. If the number of fragments does not divide the rows, the last fragments
+overlap with earlier ones, and the shared rows are masked.
 """
 
 from collections.abc import Sequence
@@ -19,20 +19,17 @@ from fftgrad._values import check_count
 
 
 def fragment(params: PyTree, fragments: int) -> PyTree:
-    """Function: the shapes of what is exchanged at a time when parameters meet in fragments.
+    """Function: the shapes of the fragment that is exchanged at a time.
 
     Args:
       params: the parameters, or their shapes.
-      fragments: in how many they meet, as for `diloco`.
+      fragments: number of fragments, as for `diloco`.
 
     Returns:
-      A tree like it, of `jax.ShapeDtypeStruct`, with `ceil(rows / fragments)` rows of each leaf,
-      along its first axis that has so many, or else its longest. A leaf that has not so many along
-      any axis travels one row at a time, in some of the meetings twice: take fewer fragments where
-      most leaves are such.
-
-    Raises:
-      ValueError: if `fragments` is not positive.
+      A tree of `jax.ShapeDtypeStruct` with `ceil(rows / fragments)` rows of each leaf, along its
+      first axis with so many rows, or else its longest. A leaf with fewer rows than fragments
+      travels one row at a time, and some rows travel twice. If most leaves are so small, use fewer
+      fragments.
 
     Example:
       >>> part = fg.optimizers.fragment({"w": jnp.zeros((100, 8)), "b": jnp.zeros(8)}, 10)
@@ -44,7 +41,7 @@ def fragment(params: PyTree, fragments: int) -> PyTree:
 
 
 def take(tree: PyTree, number: jax.Array, fragments: int) -> PyTree:
-    """Fragment `number` of so many, with zeros in place of what belongs to those before."""
+    """Cut out fragment `number`, with zeros in rows that belong to earlier fragments."""
     if fragments == 1:
         return tree
 
@@ -61,7 +58,7 @@ def take(tree: PyTree, number: jax.Array, fragments: int) -> PyTree:
 def put(
     tree: PyTree, part: PyTree, number: jax.Array, fragments: int, due: jax.Array | bool
 ) -> PyTree:
-    """The tree with another fragment `number`, if that is due; else as it was."""
+    """Replace fragment `number` of a tree if `due`, else return the tree."""
     if fragments == 1 and due is True:
         return part
 
@@ -80,7 +77,7 @@ def put(
 
 
 def select(states: Sequence[PyTree], number: jax.Array) -> PyTree:
-    """The state of fragment `number`."""
+    """Return the state of fragment `number`."""
     if len(states) == 1:
         return states[0]
     return jax.tree.map(lambda *each: _select(number, each), *states)
@@ -89,7 +86,7 @@ def select(states: Sequence[PyTree], number: jax.Array) -> PyTree:
 def replace(
     states: Sequence[PyTree], new: PyTree, number: jax.Array, due: jax.Array | bool
 ) -> tuple[PyTree, ...]:
-    """The states, with another one of fragment `number` if that is due."""
+    """Replace the state of fragment `number` if `due`."""
     if len(states) == 1 and due is True:
         return (new,)
 
@@ -101,15 +98,15 @@ def replace(
 
 
 class Place(NamedTuple):
-    """Where the rows of a fragment are in a leaf."""
+    """Position of a fragment's rows in a leaf."""
 
-    start: tuple[jax.Array, ...]  # of a slice
-    sizes: tuple[int, ...]  # of it
-    # which rows of the slice belong to no fragment before, as they broadcast; None where all do
+    start: tuple[jax.Array, ...]
+    sizes: tuple[int, ...]
+    # Mask, broadcast, of rows that belong to no earlier fragment; None if all rows do.
     own: jax.Array | None
 
     def rows_of(self, leaf: jax.Array) -> jax.Array:
-        """The slice."""
+        """Cut the slice out of a leaf."""
         return lax.dynamic_slice(leaf, self.start, self.sizes, allow_negative_indices=False)
 
 
@@ -128,7 +125,7 @@ def _place(shape: Sequence[int], number: jax.Array, fragments: int) -> Place:
 
 
 def _axis(shape: Sequence[int], fragments: int) -> int:
-    """The axis whose rows are dealt out."""
+    """Return the axis whose rows are divided among fragments."""
     enough = (axis for axis, rows in enumerate(shape) if rows >= fragments)
     return next(enough, max(range(len(shape)), key=lambda axis: shape[axis]))
 

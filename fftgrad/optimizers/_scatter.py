@@ -1,10 +1,11 @@
-"""Collectives for what is sharded over the axis of the workers themselves."""
+"""Collectives for arrays that are sharded over the workers."""
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from numpy.lib.array_utils import normalize_axis_index
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Codec, Comm
@@ -13,6 +14,7 @@ from fftgrad.codecs._chain import chain
 from fftgrad.codecs._quantizers import UniformQuantizer
 from fftgrad.codecs._transforms import Hadamard
 from fftgrad.exchanges import _two_stage
+from fftgrad.exchanges._bucketing import check_leaf
 from fftgrad.exchanges._parts import Likes, Parts
 from fftgrad.ops._random import as_key, check_key
 
@@ -23,11 +25,11 @@ REMEDY = "pass UniformQuantizer(bits=8)."
 
 
 class Scattered(NamedTuple):
-    """What `compressed_psum_scatter` returns.
+    """Result of `compressed_psum_scatter`.
 
     Attributes:
       shard: this worker's shard of the sum over the workers.
-      sent: what the owners of the shards got of this worker's `x`, of its shape, in float32.
+      sent: the part of this worker's `x` that the owners received, of its shape, float32.
     """
 
     shard: jax.Array
@@ -45,8 +47,8 @@ def compressed_psum_scatter(
 ) -> Scattered:
     """Function: `jax.lax.psum_scatter(x, axis_name, tiled=True)`, compressed.
 
-    What FSDP and ZeRO do with gradients: `x` is cut along an axis into a shard for each worker, who
-    sums what it gets of its own. With error feedback the caller keeps what was not sent:
+    FSDP and ZeRO reduce gradients this way. `x` is cut along an axis into a shard for each worker,
+    and each worker sums what it receives of its own shard. For error feedback, keep the residual:
 
         out = fg.optimizers.compressed_psum_scatter(gradient + residual, "data", codec)
         residual = gradient + residual - out.sent
@@ -55,21 +57,20 @@ def compressed_psum_scatter(
       x: float array of at most 32 bits; its length along `scatter_dimension` is a multiple of the
         number of workers w.
       axis_name: the axis, or axes, of the workers.
-      codec: of one shard, a vector of x.size / w values, though TopK's k is that of the whole `x`.
-        The default is 4 bits after a rotation.
+      codec: the codec of one shard, a vector of x.size / w values. The k of TopK counts over the
+        whole `x`. The default has 4 bits after a rotation.
       scatter_dimension: the axis of `x` that is cut.
-      step: number of the step, equal on all workers. A codec that draws needs it: equal draws in
-        every step add up to a bias.
+      step: number of the step, equal on all workers. Pass it for a codec that draws, because equal
+        draws in every step add up to a bias.
       key: a seed or key, equal on all workers.
 
     Wire: w buffers, each of 4 bytes and the payload of x.size / w values.
 
-    Claims: unbiased if the codec is. Where a worker's part of a shard is not finite, or its buffer
-      is of another codec or step, that shard is all NaN, on its owner only.
+    Claims: unbiased if the codec is. A shard becomes NaN, on its owner only, if a worker's part of
+      it is not finite, or was made by another codec or in another step.
 
     Raises:
-      ValueError: while tracing, if the axis of `x` is no multiple of the number of workers.
-      TypeError: while tracing, if `x` is no float array of at most 32 bits, or `codec` no codec.
+      ValueError: while tracing, if the workers do not divide the axis of `x`.
 
     Example:
       >>> x = jnp.array([[1.0, 2.0, -3.0, 4.0], [1.0, 2.0, 3.0, 4.0]])
@@ -85,11 +86,11 @@ def compressed_psum_scatter(
     comm = _start(owner, x, codec, axis_name, step, key)
     workers = comm.workers
     parts = Parts((codec,)).shard(workers)
-    axis = axis_of(owner, "scatter_dimension", scatter_dimension, x)
+    axis = normalize_axis_index(scatter_dimension, x.ndim)
     if x.shape[axis] % workers:
         raise ValueError(
-            f"{owner}(x): must have a multiple of {workers}, the number of workers, along axis "
-            f"{axis}, got {x.shape}; pad it with zeros, or cut along another axis."
+            f"{owner}(x): must have a multiple of {workers} workers along axis {axis}, got "
+            f"{x.shape}; pad it with zeros, or cut along another axis."
         )
     if not x.size:
         shard = lax.slice_in_dim(x, 0, x.shape[axis] // workers, axis=axis)
@@ -118,16 +119,17 @@ def compressed_all_gather(
 ) -> jax.Array:
     """Function: `jax.lax.all_gather(shard, axis_name, tiled=True)`, compressed.
 
-    With a `reference`, the array that all workers had before, each worker sends the *difference* of
-    its shard from it. What one gather loses is part of the next difference, so errors do not add
-    up, and as parameters change little in a step, a few bits are enough.
+    If you pass a `reference`, the array that all workers had before, each worker sends the
+    *difference* of its shard from it. The error of one gather is part of the next difference, so
+    errors do not accumulate. Parameters change little in a step, so a few bits are enough.
 
     Args:
       shard: this worker's float array.
       axis_name: the axis, or axes, of the workers.
-      codec: of one shard, a vector; TopK's k is that of the shard. The default has 8 bits a value.
-      reference: what the last gather returned, the same bits on all workers; None sends values.
-      gather_dimension: the axis along which the shards follow each other.
+      codec: the codec of one shard, a vector; the k of TopK counts over the shard. The default has
+        8 bits a value.
+      reference: the result of the last gather, the same bits on all workers; None sends values.
+      gather_dimension: the axis along which the shards are concatenated.
       step: as for `compressed_psum_scatter`.
       key: a seed or key, equal on all workers.
 
@@ -136,12 +138,11 @@ def compressed_all_gather(
 
     Wire: one buffer of `fg.wire_bytes(codec, shard)` bytes, which a ring sends w - 1 times.
 
-    Claims: if a shard is not finite, or a buffer is of another codec or step, the result is all
-      NaN, on all workers.
+    Claims: the result is NaN on all workers if a shard is not finite, or if it was sent by another
+      codec or in another step.
 
     Raises:
-      ValueError: while tracing, if `reference` is not of the shape of the result.
-      TypeError: while tracing, if `shard` is no float array of at most 32 bits, or `codec` none.
+      ValueError: while tracing, if `reference` does not have the shape of the result.
 
     Example:
       >>> shards, before = jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1.0, 2.0, 2.5, 4.5])
@@ -157,12 +158,12 @@ def compressed_all_gather(
     comm = _start(owner, shard, codec, axis_name, step, key)
     workers = comm.workers
     parts = Parts((codec,))
-    axis = axis_of(owner, "gather_dimension", gather_dimension, shard)
+    axis = normalize_axis_index(gather_dimension, shard.ndim)
     expected = tuple(n * (workers if i == axis else 1) for i, n in enumerate(shard.shape))
     if reference is not None and reference.shape != expected:
         raise ValueError(
-            f"{owner}(reference): must be of shape {expected}, that of {workers} shards, got "
-            f"{reference.shape}; pass what the last gather returned."
+            f"{owner}(reference): must be of shape {expected}, got {reference.shape}; pass the "
+            "result of the last gather."
         )
     dtype = shard.dtype if reference is None else reference.dtype
     if not shard.size:
@@ -189,26 +190,8 @@ def _start(
     check_kind(f"{owner}(codec)", codec, Codec, REMEDY)
     check_key(f"{owner}(key)", key)
     _axes.size(axis_name, owner)
-    _check_array(owner, x)
+    check_leaf(owner, "x", x)
     return Comm.of(axis_name, key, step)
-
-
-def _check_array(owner: str, x: Any) -> None:
-    dtype = getattr(x, "dtype", type(x).__name__)
-    if dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
-        raise TypeError(
-            f"{owner}: must get a float array of at most 32 bits, got {dtype}; cast it to float32, "
-            "use the collective of jax.lax, or call it for each leaf of a tree, with its own key."
-        )
-
-
-def axis_of(owner: str, argument: str, axis: int, x: jax.Array) -> int:
-    if not -x.ndim <= axis < x.ndim:
-        raise ValueError(
-            f"{owner}({argument}): must be an axis of the array, got {axis} for shape {x.shape}; "
-            "use 0, and reshape what has no axis."
-        )
-    return axis % x.ndim
 
 
 def _likes(size: int) -> Likes:
@@ -225,25 +208,25 @@ def gather_parameters(
     step: jax.Array | int,
     key: jax.Array | int = 0,
 ) -> jax.Array:
-    """Function: the whole of sharded parameters, whose gradient comes back compressed.
+    """Function: gather sharded parameters, and compress their gradient on the way back.
 
-    For a loss under `jax.shard_map` with parameters sharded over the workers (FSDP, ZeRO-3). It is
-    `jax.lax.all_gather(shard, axis_name, axis=dimension, tiled=True)`, but its gradient is
-    `compressed_psum_scatter` of the cotangents: the *sum* over the workers, as with the gather of
-    JAX. Divide the loss by their number for the mean. Any optimizer that treats each value by
+    Use it in a loss under `jax.shard_map` with parameters sharded over the workers (FSDP, ZeRO-3).
+    The value is `jax.lax.all_gather(shard, axis_name, axis=dimension, tiled=True)`. The gradient is
+    `compressed_psum_scatter` of the cotangents: the *sum* over the workers, as for JAX's gather.
+    For the mean, divide the loss by the number of workers. Any optimizer that updates each value by
     itself can follow, on the shards.
 
-    A differentiated function keeps no state, so there is no error feedback: take unbiased codecs,
+    A differentiated function keeps no state, so there is no error feedback. Use unbiased codecs,
     such as the default, and a `step` that changes.
 
     Args:
       shard: this worker's float array.
       axis_name: the axis, or axes, of the workers.
       gradients: the codec of the gradients' shards.
-      parameters: the codec of the parameters; None gathers them as they are.
-      dimension: the axis along which the shards follow each other.
+      parameters: the codec of the parameters; None gathers them uncompressed.
+      dimension: the axis along which the shards are concatenated.
       step: number of the step, equal on all workers.
-      key: a seed or key, equal on all workers; another for each array of a model.
+      key: a seed or key, equal on all workers; another one for each array of a model.
 
     Returns:
       The whole array, of the dtype of `shard`.
@@ -252,9 +235,6 @@ def gather_parameters(
       `compressed_psum_scatter`.
 
     Claims: the gradient is unbiased if `gradients` is.
-
-    Raises:
-      TypeError: while tracing, if `shard` is no float array of at most 32 bits, or a codec none.
 
     Example:
       >>> def loss(shard, x):
@@ -273,8 +253,8 @@ def gather_parameters(
     if parameters is not None:
         check_kind("gather_parameters(parameters)", parameters, Codec, REMEDY)
     _axes.size(axis_name, "gather_parameters")
-    _check_array("gather_parameters", shard)
-    axis = axis_of("gather_parameters", "dimension", dimension, shard)
+    check_leaf("gather_parameters", "shard", shard)
+    axis = normalize_axis_index(dimension, shard.ndim)
 
     @jax.custom_vjp
     def gather(shard: jax.Array, step: jax.Array, key: jax.Array) -> jax.Array:

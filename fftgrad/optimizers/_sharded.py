@@ -1,4 +1,4 @@
-"""An optimizer whose state is sharded over the workers, as in ZeRO."""
+"""Optimizer whose state is sharded over the workers, as in ZeRO."""
 
 import concurrent.futures
 from typing import Any
@@ -21,7 +21,6 @@ from fftgrad.optimizers._diloco import mean_loss
 from fftgrad.optimizers._scatter import EIGHT, FOUR
 from fftgrad.training import _pmean
 from fftgrad.training._gradients import (
-    ELSEWHERE,
     check_local,
     check_replicated,
     checked_like,
@@ -44,61 +43,58 @@ def sharded(
     allow_masked: bool = False,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Optimizer: each worker updates its shard of the parameters; both ways are compressed.
+    """Optimizer: each worker updates its shard of the parameters; all traffic is compressed.
 
-    ZeRO-2: the state of an optimizer in 1/w of the memory. With w workers, of which worker i owns
-    the i-th shard of each leaf, the parameters θ that all have and the owner's own φ,
+    ZeRO-2: the state of the inner optimizer takes 1/w of the memory. Worker i of w owns the i-th
+    shard of each leaf. With θ the parameters that all workers have, and φ the owner's own,
 
         g_i ← mean of the workers' compressed gradients of shard i,   φ ← φ + inner(g_i),
         θ ← θ + C(φ - θ)   on all workers.
 
-    φ is float32, whatever θ is, and what C loses of a difference is part of the next one, so its
-    errors do not add up. It is a whole optimizer.
+    φ is always float32. The error of C is part of the next difference, so errors do not
+    accumulate. It is a whole optimizer.
 
-    The inner optimizer sees flat shards, (size, 1, ...) with as many axes as the leaf, so it has to
-    update each value by itself, as Adam, SGD, Lion and their schedules and weight decay do. `init`
-    tries four updates of small arrays, and refuses an optimizer that looks at a whole leaf or tree
-    (clipping by a norm, Adafactor, Muon), or that keeps the first values of the parameters
-    (schedule-free). Masks must go by names or `ndim`, not by sizes, which is not seen. Clip each
-    worker's own gradients before it, by
-    `fg.training.clip_by_local_norm(1.0)`, which bounds the mean by 1 as well. Different
-    optimizers for parts of the parameters are an `optax.partition` as `inner`.
+    The inner optimizer sees flat shards (size, 1, ...) with as many axes as the leaf. So it must
+    update each value by itself, as Adam, SGD, Lion, schedules and weight decay do. `init` tries
+    four updates of small arrays. It refuses an optimizer that reads a whole leaf or tree (clipping
+    by a norm, Adafactor, Muon) or keeps the first parameters (schedule-free). Masks must depend on
+    names or `ndim`; masks that depend on sizes are not detected. Clip each worker's own gradients
+    before it by `fg.training.clip_by_local_norm(1.0)`, which bounds the mean by 1 as well. For
+    different optimizers of different leaves, pass an `optax.partition` as `inner`.
 
-    `update(..., weight=tokens)` weighs a worker's gradient, as `compressed_pmean` does. `inner`
-    gets `value=loss` as the weighted mean over the workers, and other extra arguments as they are:
-    scalars, equal on all workers.
+    `update(..., weight=tokens)` weights a worker's gradient, as `compressed_pmean` does. `inner`
+    gets `value=loss` as the weighted mean over the workers. Other extra arguments are passed on;
+    they must be scalars that are equal on all workers.
 
     Args:
       inner: the optimizer of each shard, complete with its learning rate.
       workers: w, the number of workers.
-      gradients: the codec of the gradients; 4 bits after a rotation, if left out.
-      parameters: the codec of the differences; 8 bits, if left out.
-      memory: what is done with what is not sent of a gradient: `ErrorFeedback()` for codecs that
-        are not unbiased.
+      gradients: the codec of the gradients. The default has 4 bits after a rotation.
+      parameters: the codec of the differences. The default has 8 bits.
+      memory: the memory of unsent gradients. Use `ErrorFeedback()` for biased codecs.
       key: a seed or key, equal on all workers.
-      allow_masked: whether leaves may be hidden from it, as for `compressed_pmean`.
+      allow_masked: True if leaves may be masked, as for `compressed_pmean`.
       axis_name: the axis, or axes, of the workers.
 
     Returns:
-      An `optax.GradientTransformationExtraArgs` whose state is a `ShardedState`; it needs `params`,
-      the same on all workers.
+      An `optax.GradientTransformationExtraArgs` whose state is a `ShardedState`. It needs `params`,
+      equal on all workers.
 
     Wire: w buffers of 4 bytes and the payload of n/w gradients, and one of n/w parameters: with one
       codec for both, `fg.wire_bytes(fg.TwoStage(codec, workers), params, fg.Bucketing("leaf"))`.
-      A `value` that `inner` reads adds 4 bytes, in an all-reduce.
+      If `inner` reads `value`, an all-reduce adds 4 bytes.
 
-    Claims: the parameters have the same bits on all workers. A step in which anything is not finite
-      leaves all of them and the state as they were, whatever `inner` makes of it, and is counted.
-      The state is for this number of workers: `fg.checkpoint.reshard_state` refuses another.
+    Claims: the parameters have the same bits on all workers. A step with a non-finite value leaves
+      parameters and state unchanged, and is counted. The state is for this number of workers:
+      `fg.checkpoint.reshard_state` refuses another.
 
     Raises:
-      ValueError: in `init`, if `inner` does not do to each shard what it
-        does to the whole; while tracing, if the axis has not `workers` workers, `params` is missing
-        or varies over the axis, a gradient does not, or a leaf is masked.
-      TypeError: if an argument is no codec or memory.
+      ValueError: in `init`, if `inner` updates shards differently from whole leaves; while tracing,
+        if the axis does not have `workers` workers, `params` is missing or varies over the axis, a
+        gradient is summed already, or a leaf is masked.
 
-    Differs from the paper: the gradients' second level of quantization, inside a machine, is not
-      here; differences are taken to what all workers have, so that nothing adds up.
+    Differs from the paper: there is no second level of quantization inside a machine. Differences
+      are relative to the parameters that all workers have, so errors do not accumulate.
 
     Example:
       >>> import optax
@@ -145,13 +141,9 @@ def sharded(
         **extra: Any,
     ) -> tuple[optax.Updates, ShardedState]:
         if params is None:
-            raise ValueError(
-                f"{OWNER}.update(params): the owners' shards are counted from them, got None; call "
-                "tx.update(grads, state, params)."
-            )
+            raise ValueError("sharded.update(params): must be given, got None; pass params.")
         if not allow_masked:
-            otherwise = f"; else give all leaves, and an optax.partition as inner, {ELSEWHERE}"
-            refuse_masked(updates, OWNER, otherwise)
+            refuse_masked(updates, OWNER)
         like = checked_like(updates, OWNER)
         check_local(updates, axis_name, OWNER)
         check_replicated(params, axis_name, OWNER)
@@ -175,7 +167,7 @@ def sharded(
         mine = _mine(params, workers, axis_name)
         ahead = drop_worker_axis(state.ahead.value)
         master = tuple(m + a for m, a in zip(mine, ahead, strict=True))
-        if value is not None:  # the owners of all shards have to see the same
+        if value is not None:  # must be equal on the owners of all shards
             extra["value"] = mean_loss(value, weight, axis_name)
         inside = tuple(_as_leaves(vectors, like) for vectors in (got.vectors, master))
         moves, after = run(inside[0], drop_worker_axis(state.inner.value), inside[1], **extra)
@@ -183,11 +175,11 @@ def sharded(
         master = tuple(m + move for m, move in zip(master, flat, strict=True))
 
         lacks = tuple(new - old for new, old in zip(master, mine, strict=True))
-        # What came is told as well as what goes: the inner optimizer may hide a NaN.
+        # Flag the received gradients too, because the inner optimizer may hide a NaN.
         came = got.stats._replace(finite=_finite.all_finite(got.vectors))
         out = _two_stage.to_all(back, lacks, back.init(likes), likes, comm.fold(1), came)
         change = _rounded(_shards.from_shards(out.vectors, some), _some(updates))
-        # What rounding drops of a change, and of its sum, is in the next difference, too.
+        # The next difference includes the rounding errors of the change and of its sum.
         steps = zip(mine, _mine(change, workers, axis_name), strict=True)
         moved = _rounded(tuple(old + step for old, step in steps), _some(params))
         lacking = tuple(new - now for new, now in zip(master, moved, strict=True))
@@ -197,7 +189,7 @@ def sharded(
         change = _pmean.hide_bad("skip", finite, change)
 
         sent = _whole(_shards.from_shards(got.sent, some), x)
-        mean = jax.tree.map(jnp.zeros_like, x)  # no worker has the whole of it
+        mean = jax.tree.map(jnp.zeros_like, x)  # no worker has the whole mean
         error = jax.tree.map(jnp.subtract, x, sent)
         remembered = memory.update(x, error, mean, added)
         old = (state.memory, state.inner, state.ahead)
@@ -215,39 +207,39 @@ def sharded(
 
 
 def _mine(tree: PyTree, workers: int, axis_name: AxisName) -> Vectors:
-    """This worker's shard of each leaf, in float32."""
+    """Return this worker's shard of each leaf, in float32."""
     index = _axes.index(axis_name)
     wide = tuple(leaf.astype(jnp.float32) for leaf in _some(tree))
     return tuple(jnp.take(rows, index, axis=0) for rows in _shards.to_shards(wide, workers))
 
 
 def _some(tree: PyTree) -> tuple[Any, ...]:
-    """The leaves that have a value."""
+    """List the leaves that are not empty."""
     return tuple(leaf for leaf in jax.tree.leaves(tree) if leaf.size)
 
 
 def _rounded(wide: Any, likes: Any) -> Vectors:
-    """The same float32 values, rounded to the dtypes of others.
+    """Round float32 values to the dtypes of others, and keep them float32.
 
-    A cast there and back is no rounding: XLA may leave both out.
+    A cast there and back would not round, because XLA may drop both casts.
     """
     pairs = zip(wide, likes, strict=True)
     return tuple(_rounding.rounded(value, like.dtype) for value, like in pairs)
 
 
 def _whole(some: Any, like: PyTree) -> PyTree:
-    """A tree like another, of its dtypes, from the leaves that have a value."""
+    """Rebuild a tree like another, in its dtypes, from its leaves that are not empty."""
     left = iter(some)
 
     def leaf(like: Any) -> jax.Array:
-        # Not the other's own, which JAX may type as varying.
+        # New zeros, because JAX may type the other leaf as varying.
         return next(left).astype(like.dtype) if like.size else jnp.zeros(like.shape, like.dtype)
 
     return jax.tree.map(leaf, like)
 
 
 def _as_leaves(vectors: Any, like: PyTree) -> PyTree:
-    """Flat shards in a tree like the parameters, with as many axes as these have."""
+    """Arrange flat shards in a tree like the parameters, with as many axes."""
     left = iter(vectors)
 
     def leaf(like: Any) -> jax.Array:
@@ -260,29 +252,26 @@ def _as_leaves(vectors: Any, like: PyTree) -> PyTree:
 
 
 SCALES = 1.0, 300.0, 30.0, 3.0
-"""Sizes of the gradients in four updates, so that a clip acts in some of them."""
+"""Sizes of the gradients in four trial updates, so that a clip acts in some of them."""
 
 
 def check_inner(inner: optax.GradientTransformation, like: PyTree) -> None:
-    """Refuse an optimizer that updates two shards otherwise than it updates the whole leaves."""
+    """Refuse an optimizer that updates half of each leaf differently from whole leaves."""
     random, step = np.random.default_rng(0), optax.with_extra_args_support(inner).update
 
     def draw(leaf: Any) -> np.ndarray:
         shape = (4, *[2] * (leaf.ndim - 1)) if leaf.ndim and leaf.size else leaf.shape
         return random.standard_normal(shape, np.float32)
 
-    def cut(leaf: Any, half: int) -> Any:
+    def half(leaf: Any) -> Any:
         if not leaf.ndim or not leaf.size:
             return leaf
-        return np.split(np.ravel(leaf), 2)[half].reshape(-1, *[1] * (leaf.ndim - 1))
+        return np.split(np.ravel(leaf), 2)[1].reshape(-1, *[1] * (leaf.ndim - 1))
 
-    def moves(whole: list[PyTree], half: int | None) -> list[Any]:
-        params, *grads = (
-            jax.tree.map(lambda a: jnp.asarray(a if half is None else cut(a, half)), tree)
-            for tree in whole
-        )
-        # The state of shards is made where no worker knows its shard yet.
-        state = inner.init(params if half is None else optax.tree.zeros_like(params))
+    def moves(trees: list[PyTree], of_shards: bool) -> list[Any]:
+        params, *grads = jax.tree.map(jnp.asarray, trees)
+        # `init` makes the state of shards from zeros, before any worker knows its shard.
+        state = inner.init(optax.tree.zeros_like(params) if of_shards else params)
         found: list[Any] = []
         for grad in grads:
             move, state = step(grad, state, params, value=jnp.ones(()))
@@ -291,20 +280,17 @@ def check_inner(inner: optax.GradientTransformation, like: PyTree) -> None:
         return found
 
     def probe() -> None:
-        drawn = [jax.tree.map(lambda leaf, s=s: s * draw(leaf), like) for s in (1.0, *SCALES)]
-        whole = moves(drawn, None)
-        for half in (0, 1):
-            for one, own in zip(whole, moves(drawn, half), strict=True):
-                near = 1e-3 * np.max(np.abs(one), initial=0.0)
-                if not np.all(np.abs(cut(one, half) - own) <= near):
-                    raise ValueError(
-                        "sharded(inner): must update each value by itself, because it sees "
-                        "shards, got one that updates shards otherwise than whole leaves, as "
-                        "optax.clip_by_global_norm, Adafactor, Muon, noise and schedule-free do; "
-                        "clip before it, by fg.training.clip_by_local_norm, and use optax.adamw."
-                    )
+        whole = [jax.tree.map(lambda leaf, s=s: s * draw(leaf), like) for s in (1.0, *SCALES)]
+        shards = jax.tree.map(half, whole)
+        for one, own in zip(moves(whole, False), moves(shards, True), strict=True):
+            near = 1e-3 * np.max(np.abs(one), initial=0.0)
+            if not np.all(np.abs(half(one) - own) <= near):
+                raise ValueError(
+                    "sharded(inner): must update each value by itself, got one that reads whole "
+                    "leaves, such as a clip by a norm, Adafactor, Muon or schedule-free; use "
+                    "optax.adamw, and clip before it by fg.training.clip_by_local_norm."
+                )
 
-    # In a thread of its own, because `init` may be traced, on a mesh with axes of which JAX has no
-    # arrays with values.
+    # A thread leaves the trace and the mesh of `init`, in which arrays have no values.
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         pool.submit(probe).result()

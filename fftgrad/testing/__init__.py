@@ -1,4 +1,4 @@
-"""Testing: the laws of the contracts, for parts of one's own. Nothing may import it.
+"""Laws of the contracts, for your own parts. No other room may import it.
 
 May import everything but `methods` and `optimizers`.
 """

@@ -1,4 +1,4 @@
-"""The laws of codecs."""
+"""Laws of codecs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -26,20 +26,20 @@ from fftgrad.tools._bytes import wire_bytes
 ORDINARY = "heavy-tailed values"
 
 SIZES = (1, 90, 5_000, 65_537)
-"""XLA's vectorized maximum drops a NaN from some thousand values on."""
+"""Lengths from 1 on. XLA's vectorized maximum drops a NaN only in thousands of values."""
 
 DRAWS = 4000
 LOST = 5e-3
-"""The most that a transform may lose, as one in half precision does."""
+"""Largest relative error of a transform, for half precision."""
 WORKERS = 8
 
-PURE = "use no random numbers but those of the step's keys, and nothing outside the arguments."
-PACKED = "send numbers of 8, 16 or 32 bits: pack what has fewer."
+PURE = "use only the arguments, and draw random numbers only from the step's keys."
+PACKED = "send numbers of 8, 16 or 32 bits, and pack narrower ones."
 DEFAULT = "leave `{}` out: the default is right."
 
 
 class Trip(NamedTuple):
-    """A vector through a codec and back; `places` are a selector's."""
+    """Results of encoding and decoding one vector; `places` are the positions of a selector."""
 
     payload: Payload
     overflow: jax.Array
@@ -53,7 +53,7 @@ class Trip(NamedTuple):
 
 
 Run = Callable[[jax.Array, PyTree, jax.Array], Trip]
-"""From a vector, a state and a step's number."""
+"""Function of a vector, a state and the number of the step."""
 
 
 def check_codec(
@@ -63,29 +63,28 @@ def check_codec(
     max_error: float = _laws.MAX_ERROR,
     eager: bool = True,
 ) -> None:
-    """Function: run the laws of the contract on a codec of one's own.
+    """Function: check the laws of the contract on your own codec.
 
-    For pytest: `def test_half(): fg.testing.check_codec(Half())`. The laws, by the names that an
-    error gives: "value" (compares, hashes, frozen), "shapes" (static, also of the state), "jit",
-    "vmap", "bytes" (of the buffer = `fg.wire_bytes`, and it decodes to the same), "receiver"
-    (decompressing uses no local key), "finite" (zeros, huge and tiny values stay finite), "not
-    hidden" (a NaN or an infinity is seen at every size), "fidelity" (the decoded vector points
-    along x, and is no further off than `max_error`), "sparse" (equal to decompress), "positions"
-    (ascend and differ), "transform" (invertible, without state and side), and the claims, if it
-    makes them: "summable", "unbiased". Laws of values are checked in the first eight steps, each
-    with the state that the steps before it left.
+    For pytest: `def test_half(): fg.testing.check_codec(Half())`. An error names one of these laws:
+    "value" (compares, hashes, frozen), "shapes" (static, including the state), "jit", "vmap",
+    "bytes" (the buffer has `fg.wire_bytes` and decodes to the same), "receiver" (decompress uses no
+    local key), "finite" (zeros, huge and tiny values stay finite), "not hidden" (a NaN or infinity
+    shows, at every size), "fidelity" (the decoded vector points along x, within `max_error`),
+    "sparse" (equals decompress), "positions" (ascend and differ), "transform" (invertible, without
+    state and side), and the claims, if made: "summable", "unbiased". Laws of values are checked in
+    the first eight steps, each with the state of the step before.
 
     Args:
-      codec: a codec, or a chain of codecs. One that follows `Fft`, and so sees complex values, is
-        checked in its chain.
-      sizes: the lengths n of the vectors; for a codec that is made for one shape, that alone.
+      codec: a codec, or a chain of codecs. Check a codec that follows `Fft`, and so sees complex
+        values, in its chain.
+      sizes: lengths n of the vectors; for a codec of one shape, only its length.
       max_error: bound of ||x - C(x)|| / ||x|| for a codec that does not claim to be unbiased; 1.0
         for a contraction, which error feedback needs; inf for a codec without a scale.
-      eager: whether to run it outside `jax.jit` too, for the law "jit". That takes most of the time
-        of a check, because each operation is compiled alone.
+      eager: True to run it outside `jax.jit` too, for the law "jit". That takes most of the time of
+        a check, because each operation is compiled separately.
 
     Raises:
-      AssertionError: if it breaks a law. It names the law, the input and the remedy.
+      AssertionError: if a law does not hold. It names the law, the input and the remedy.
 
     Example:
       >>> import dataclasses
@@ -116,7 +115,7 @@ def check_codec(
 
 
 def _compiled(codec: Codec, n: int) -> Run:
-    """One step of a vector of that length, compiled."""
+    """Compile one step for a vector of length n."""
     return jax.jit(
         lambda x, state, number: _trip(codec, x, state, _step(number)),
         compiler_options=_laws.options(n),
@@ -145,14 +144,14 @@ def _trip(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Trip:
 
 def _shapes(laws: Laws, codec: Codec, n: int) -> None:
     like = jax.ShapeDtypeStruct((n,), jnp.float32)
-    rule = f"it must trace, so that shapes alone decide, for float32[{n}]"
-    remedy = "use jax.numpy, no Python `if` on values and no sizes that depend on them."
+    rule = f"compress and decompress must trace for float32[{n}]"
+    remedy = "use jax.numpy, no Python `if` on values, and no sizes that depend on values."
     with laws.running("shapes", rule, remedy):
         out = jax.eval_shape(lambda x: codec.compress(x, _start(codec, n), _step()), like)
         given = isinstance(out, Compressed) and isinstance(out.payload, Payload)
         laws.need(
             given, "shapes", "compress must return Compressed(Payload(main, side), ...)", f"{out}",
-            "wrap what is sent as fg.Compressed(fg.Payload(main)).",
+            "return fg.Compressed(fg.Payload(main)).",
         )  # fmt: skip
         back: Any = jax.eval_shape(lambda p: codec.decompress(p, like, _step()), out.payload)
     same = "reshape and cast what decompress returns to `like`."
@@ -167,7 +166,7 @@ def _shapes(laws: Laws, codec: Codec, n: int) -> None:
     laws.need(
         codec.last or jnp.issubdtype(out.payload.main.dtype, jnp.inexact), "shapes",
         "`main` must hold values, unless the codec comes last", f"{out.payload.main.dtype}",
-        "derive it from fg.Quantizer, or return True from `last`.",
+        "derive the codec from fg.Quantizer, or return True from `last`.",
     )  # fmt: skip
     laws.need(
         trip.buffer.size * 4 == wire_bytes(codec, like), "bytes",
@@ -192,7 +191,7 @@ def _programs(laws: Laws, codec: Codec, trip: Run, n: int, eager: bool) -> None:
     if eager:
         plain, again = np.asarray(back(x[0])), np.asarray(back(x[0]))
         same, rule = plain.tobytes() == again.tobytes(), "two calls must give the same bits"
-        laws.need(same, "jit", rule, f"others {where}", PURE)
+        laws.need(same, "jit", rule, f"different bits {where}", PURE)
         laws.near("jit", "jit must change nothing", rows[0].back, plain, where, PURE)
     each = jnp.stack([row.back for row in rows])
     laws.near("vmap", "vmap must be a loop", jax.jit(jax.vmap(back))(x), each, where, PURE)
@@ -204,7 +203,7 @@ def _values(laws: Laws, codec: Codec, trip: Run, n: int, max_error: float) -> No
     state = _start(codec, n)
     for number in range(_laws.STEPS[-1] + 1):
         good, bad = _laws.finite_values(n), _laws.bad_values(n)
-        if 0 < number < _laws.STEPS[-1]:  # a few, so that eight steps take little longer than two
+        if 0 < number < _laws.STEPS[-1]:  # fewer inputs, to save time
             good, bad = {}, dict(list(bad.items())[:1])
         good[ORDINARY] = _laws.values(n, seed=number)
         found = {name: trip(jnp.asarray(x), state, jnp.int32(number)) for name, x in good.items()}
@@ -215,29 +214,29 @@ def _values(laws: Laws, codec: Codec, trip: Run, n: int, max_error: float) -> No
             back = trip(jnp.asarray(x), state, jnp.int32(number)).back
             laws.not_hidden(
                 back, "some value of decompress(compress(x))", f"for {name}, {when}",
-                "add fg.codecs.poison(x) (0, or NaN) to the scale or to the values sent; a maximum "
-                "or minimum is no evidence.",
+                "add fg.codecs.poison(x) (0, or NaN) to the scale or to the values sent; XLA may "
+                "drop a NaN from a maximum.",
             )  # fmt: skip
-        if n > 8:  # of fewer, one side may be all there is
+        if n > 8:  # fewer values may all have one sign
             where = f"for {ORDINARY}, {when}"
             laws.along("the decoded vector", good[ORDINARY], found[ORDINARY].back, where)
         for name, x in good.items() if not codec.unbiased else ():
             laws.bounded(
                 "the decoded vector", x, found[name].back, max_error, f"for {name}, {when}",
-                "take the scale from the values and add nothing to it; claim `unbiased`, if the "
-                "mean of many draws is x; or say max_error=math.inf, if there is no scale.",
+                "take the scale from the values and add nothing to it; claim `unbiased` if the "
+                "mean of many draws is x; or pass max_error=math.inf if there is no scale.",
             )  # fmt: skip
         state = found[ORDINARY].state
 
 
 def _good(laws: Laws, codec: Codec, x: np.ndarray, out: Trip, where: str) -> None:
     """Laws of finite values: finite, bytes, receiver, sparse, positions."""
-    divided = "divide by no scale that may be zero or overflow, and clip before casting."
+    divided = "divide by no scale that may be zero or overflow, and clip before a cast."
     laws.finite(out.back, where, divided)
     rule = "the payload in the buffer must decode to the same"
     laws.near("bytes", rule, out.from_buffer, out.back, where, PACKED, most=1e-5)
-    rule = "decompress must not use step.local, which the receiver has not"
-    remedy = "use step.shared for what both sides draw, step.local in compress only."
+    rule = "decompress must not use step.local, which the receiver lacks"
+    remedy = "use step.shared for draws of both sides, and step.local in compress only."
     laws.near("receiver", rule, out.elsewhere, out.back, where, remedy, most=1e-5)
     if out.places is not None:
         _positions(laws, codec, x, out, where)
@@ -248,24 +247,25 @@ def _good(laws: Laws, codec: Codec, x: np.ndarray, out: Trip, where: str) -> Non
 
 
 def _positions(laws: Laws, codec: Codec, x: np.ndarray, out: Trip, where: str) -> None:
-    """Law: a selector's positions ascend and differ, and the values of main belong there."""
+    """Law: the positions of a selector ascend and differ, and decompress puts main there."""
     places, back = map(np.asarray, (out.places, out.back))
     main = None if codec.last else np.asarray(out.payload.main)
     shape = places.shape if main is None else main.shape
     inside = places < x.size
-    remedy = "sort the positions, and give what is nowhere n, n + 1, ..."
+    remedy = "sort the positions, and use n, n + 1, ... for unused ones."
     laws.need(
         places.dtype == np.int32 and places.shape == shape, "positions",
-        f"they must be int32{list(shape)}, one for each value of main",
+        f"positions must be int32{list(shape)}, one for each value of main",
         f"{places.dtype}{list(places.shape)} {where}", remedy,
     )  # fmt: skip
     laws.need(
         np.all(np.diff(places.astype(np.int64)) > 0) and np.all(places >= 0), "positions",
-        "they must be at least 0, ascend and differ", f"{places[:8].tolist()}... {where}", remedy,
+        "positions must be at least 0, ascend and differ", f"{places[:8].tolist()}... {where}",
+        remedy,
     )  # fmt: skip
     laws.need(
         main is None or np.array_equal(back[places[inside]], main[inside]), "positions",
-        "decompress must put the values of main there", f"other values {where}",
+        "decompress must put the values of main there", f"different values {where}",
         DEFAULT.format("decompress"),
     )  # fmt: skip
 
@@ -279,13 +279,13 @@ def _start(codec: Codec, n: int) -> PyTree:
 
 
 def _transform(laws: Laws, codec: Transform, n: int) -> None:
-    """Law: it sends coefficients only, has an inverse, and `at_blocks` decodes some of them."""
+    """Law: a transform is invertible, sends only coefficients, and `at_blocks` decodes a few."""
     like = jax.ShapeDtypeStruct((n,), jnp.float32)
     out = jax.eval_shape(lambda x: codec.compress(x, _start(codec, n), _step()), like)
     more = jax.tree.leaves((out.payload.side, out.state))
     laws.need(
-        not more, "transform", "it must have no state, and send nothing beside its coefficients",
-        f"{more}", "derive what does from fg.Codec.",
+        not more, "transform", "a transform must have no state and no side",
+        f"{more}", "derive the codec from fg.Codec.",
     )  # fmt: skip
 
     @jax.jit
@@ -293,7 +293,7 @@ def _transform(laws: Laws, codec: Transform, n: int) -> None:
         step = _step(number)
         main = codec.compress(x, (), step).payload.main
         back = codec.decompress(Payload(main), like, step)
-        if codec.reach(n) >= n:  # it has no blocks
+        if codec.reach(n) >= n:  # no blocks
             return back, back, back
         at = jnp.arange(0, main.size, 7)
         few = codec.at_blocks(Sparse(at, main[at]), like, step).put_into(jnp.zeros(n))
@@ -305,15 +305,15 @@ def _transform(laws: Laws, codec: Transform, n: int) -> None:
         for name, x in inputs.items():
             where = f"for {name}, float32[{n}], step {number}"
             back, few, wanted = run(jnp.asarray(x), jnp.int32(number))
-            remedy = "derive what loses values from fg.Codec or fg.Selector."
-            laws.near("transform", "it must be undone", back, x, where, remedy, most=LOST)
-            rule = "at_blocks must return what the coefficients stand for"
-            remedy = "return n from `reach`, and it is not called."
+            remedy = "derive a codec that loses values from fg.Codec or fg.Selector."
+            laws.near("transform", "decompress must invert it", back, x, where, remedy, most=LOST)
+            rule = "at_blocks must decode the coefficients as decompress does"
+            remedy = "return n from `reach` if there are no blocks."
             laws.near("transform", rule, few, wanted, where, remedy)
 
 
 def _summable(laws: Laws, codec: Codec, n: int) -> None:
-    """Law: the sum of payloads decodes to the sum, and a NaN gets through it."""
+    """Law: the sum of payloads decodes to the sum, and a NaN survives it."""
     like = jax.ShapeDtypeStruct((n,), jnp.float32)
 
     @jax.jit
@@ -329,11 +329,11 @@ def _summable(laws: Laws, codec: Codec, n: int) -> None:
         "unrelated": own,
         "related": own + 4 * own[:1],
         "equal": np.repeat(own[:1], WORKERS, 0),
-        "zero": np.zeros_like(own),  # which nothing that is added once for all payloads leaves zero
+        "zero": np.zeros_like(own),  # detects a constant that is added once for all payloads
     }
     spoiled = own.copy()
     spoiled[3, n // 2] = np.nan
-    remedy = "do not claim `summable`; AllGather takes codecs that are not."
+    remedy = "do not claim `summable`, and use AllGather."
     for number in _laws.STEPS:
         when = f"{WORKERS} rows, float32[{n}], step {number}"
         for name, x in inputs.items():
@@ -342,16 +342,16 @@ def _summable(laws: Laws, codec: Codec, n: int) -> None:
             laws.near("summable", rule, whole, each, f"for {name} {when}", remedy, most=1e-2)
         laws.need(
             not _laws.all_finite(both(spoiled, jnp.int32(number))[0]), "summable",
-            "a NaN must get through the sum of payloads",
+            "a NaN must survive the sum of payloads",
             f"finite values for a NaN at position {n // 2} of one of {when}", remedy,
         )  # fmt: skip
 
 
 def _unbiased(laws: Laws, codec: Codec, n: int) -> None:
-    """Law: the mean over many draws is x, of each value and of those far below the maximum."""
+    """Law: the mean of many draws is x, for each value and for those far below the maximum."""
     like = jax.ShapeDtypeStruct((n,), jnp.float32)
     drawn = _laws.values(n)
-    # A small value would be drawn once in all draws, or never. Of small ones, many are summed.
+    # One small value would be drawn too rarely, so sums of many small values are checked.
     large = np.sign(drawn) * np.maximum(np.abs(drawn), np.abs(drawn).max() / 10)
     small = _laws.far_below(n)
     sizes = [(np.abs(small) < 1) & (np.arange(n) % 2 == half) for half in (0, 1)]
@@ -366,7 +366,7 @@ def _unbiased(laws: Laws, codec: Codec, n: int) -> None:
 
         return jnp.concatenate([back(large), jnp.asarray(signs) @ back(small)])
 
-    batch = max(len(_laws.STEPS), min(DRAWS, 100 * DRAWS // n))  # which fits into memory
+    batch = max(len(_laws.STEPS), min(DRAWS, 100 * DRAWS // n))  # limited by memory
     keys = jax.random.split(jax.random.key(11), (-(-DRAWS // batch), batch))
     numbers = jnp.asarray(_laws.STEPS)[jnp.arange(batch) % len(_laws.STEPS)]
     draw = jax.jit(jax.vmap(once))
@@ -378,12 +378,12 @@ def _unbiased(laws: Laws, codec: Codec, n: int) -> None:
     slack = np.concatenate([np.full(n, 1e-4 * np.abs(large).max()), 1e-2 * x[n:]])
     bound = 5 * np.sqrt(np.maximum(y[1] - y[0] ** 2, 0) / keys.size) + slack
     error = np.abs(y[0] - x)
-    # A few values may have none of a size.
+    # A short vector may have no value of one size.
     worst = int(np.argmax(np.where(x == 0, 0, error) / np.where(x == 0, 1, bound)))
     where = f"position {worst} of heavy-tailed values" if worst < n else "a sum of small values"
     laws.need(
         error[worst] <= bound[worst], "unbiased",
         f"the mean of {keys.size} draws must be x within 5 sigma, {bound[worst]:.3g}",
         f"{y[0, worst]:.5g} for {x[worst]:.5g}, {where}, float32[{n}]",
-        "do not claim `unbiased`, or round up with a chance of the rest.",
+        "do not claim `unbiased`, or round stochastically.",
     )  # fmt: skip

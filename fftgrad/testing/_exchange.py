@@ -1,4 +1,4 @@
-"""The laws of exchanges."""
+"""Laws of exchanges."""
 
 import math
 from collections.abc import Callable
@@ -50,29 +50,28 @@ def check_exchange(
     mean_of_sent: bool = True,
     max_error: float = _laws.MAX_ERROR,
 ) -> None:
-    """Function: run the laws of the contract on an exchange of one's own.
+    """Function: check the laws of the contract on your own exchange.
 
-    It compiles for several devices, because the bytes are read off the program; on a CPU
-    `jax.config.update("jax_num_cpu_devices", 4)` before the first use of JAX makes them. The laws,
-    by the names that an error gives: "value" (compares, hashes, frozen), "shapes" (of mean, error
-    and stats, and static ones of the state), "replicas" (the same bits on all workers), "mean" (of
-    what was sent), "bytes" (`wire_bytes` is what the compiled program sends), "vmap" (the same as
-    under shard_map), "finite" (zeros, huge and tiny values stay finite), "fidelity" (the mean
-    points along the mean of x, and is no further off than `max_error`), and "not hidden" (a NaN of
-    one worker shows in the mean of all). Laws of values are checked in the first eight steps, each
-    with the state that the steps before it left.
+    It compiles for several devices, because it reads the bytes from the program. On a CPU, call
+    `jax.config.update("jax_num_cpu_devices", 4)` before the first use of JAX. An error names one of
+    these laws: "value" (compares, hashes, frozen), "shapes" (of mean, error and stats, and static
+    ones of the state), "replicas" (the same bits on all workers), "mean" (of the sent values),
+    "bytes" (the compiled program sends `wire_bytes`), "vmap" (equals shard_map), "finite" (zeros,
+    huge and tiny values stay finite), "fidelity" (the mean points along the mean of x, within
+    `max_error`), and "not hidden" (a NaN of one worker shows in the mean of all). Laws of values
+    are checked in the first eight steps, each with the state of the step before.
 
     Args:
       exchange: an exchange for the workers of the mesh.
-      like: the shapes of a gradient, a pytree; three vectors and a small tree if left out.
-      mesh: its axes are those of the exchange; `("data",)` over four devices if left out.
-      mean_of_sent: False for an exchange that compresses the mean once more.
-      max_error: bound of ||x - mean|| / ||x||, for the mean x of related gradients; inf for an
-        exchange that has still to learn, of which no fidelity is asked.
+      like: the shapes of a gradient, a pytree; by default three vectors and a small tree.
+      mesh: a mesh with the axes of the exchange; by default `("data",)` over four devices.
+      mean_of_sent: False for an exchange that compresses the mean again.
+      max_error: bound of ||x - mean|| / ||x||, for the mean x of related gradients; inf skips the
+        law "fidelity", for an exchange that must learn first.
 
     Raises:
-      AssertionError: if it breaks a law. It names the law, the input and the remedy. Bytes that
-        change by step, where `wire_bytes` raises ValueError, are not checked.
+      AssertionError: if a law does not hold. It names the law, the input and the remedy. If
+        `wire_bytes` raises ValueError because the bytes change by step, they are not checked.
       ValueError: if there are too few devices.
 
     Example:
@@ -84,7 +83,7 @@ def check_exchange(
     laws.value(Exchange)
     mesh = _mesh(mesh)
     for tree in LIKES if like is None else (like,):
-        # The first bucket, as `compressed_pmean` would hand it over.
+        # The first bucket that `compressed_pmean` would pass.
         bucket = _bucketing.bucket_likes(tree, Bucketing().for_exchange(exchange))[0]
         _check(laws, exchange, bucket, mesh, mean_of_sent, max_error)
 
@@ -95,7 +94,7 @@ def _mesh(mesh: Mesh | None) -> Mesh:
         return Mesh(mesh.devices, mesh.axis_names, axis_types=axes)
     if len(jax.devices()) < WORKERS:
         raise ValueError(
-            f"check_exchange(mesh): must have several devices, got {len(jax.devices())}; call "
+            f"check_exchange(mesh): must have {WORKERS} devices, got {len(jax.devices())}; call "
             f"jax.config.update('jax_num_cpu_devices', {WORKERS}) first, or pass a mesh."
         )
     return Mesh(np.array(jax.devices()[:WORKERS]), ("data",), axis_types=(AxisType.Auto,))
@@ -115,7 +114,7 @@ def _check(
         return exchange.mean(x, state, Comm(axis, step))
 
     rule = f"it must trace under shard_map with check_vma=True, for {name}"
-    remedy = "average by the collectives of `comm`, and keep what differs in State.own."
+    remedy = "average by the collectives of `comm`, and keep a worker's own state in State.own."
     with laws.running("shapes", rule, remedy):
         init, run = _sharded_over(exchange, one, like, mesh, axis)
         state = jax.eval_shape(init)
@@ -134,10 +133,10 @@ def _check(
             got: Any = program(x, state, np.int32(number))
             _good(laws, x, got, workers, mean_of_sent, f"for {what}, {when}")
         got = program(inputs[USUAL], state, np.int32(number))
-        if size > 8 and max_error < math.inf:  # of fewer values, all may be left for later
+        if size > 8 and max_error < math.inf:  # an exchange may send none of a few values
             x, mean = (_mean(tree) for tree in (inputs[USUAL], got.mean))
             laws.along("the mean", x, mean, f"for {USUAL}, {when}")
-            remedy = "divide by the workers; or say max_error=math.inf, if it has still to learn."
+            remedy = "divide by the workers; or pass max_error=math.inf if it must learn first."
             laws.bounded("the mean", x, mean, max_error, f"for {USUAL}, {when}", remedy)
         if number in _laws.STEPS:
             _bad(laws, program, inputs[USUAL], workers, state, number, when)
@@ -159,18 +158,18 @@ def _good(
     rows = [np.asarray(a) for a in jax.tree.leaves((got.mean, got.stats))]
     laws.need(
         all(a.tobytes() == workers * a[:1].tobytes() for a in rows), "replicas",
-        "mean and stats must be the same bits on all workers", f"others {where}",
+        "mean and stats must have the same bits on all workers", f"different bits {where}",
         "add payloads in the order of the workers, and draw by step.shared.",
     )  # fmt: skip
     laws.finite((got.mean, got.error), where, "divide by the workers before adding.")
-    rule, remedy = "finite values must be called so", "use jnp.all(jnp.isfinite(x))."
-    laws.need(np.all(got.stats.finite), "finite", rule, f"another stats {where}", remedy)
+    rule, remedy = "stats.finite must be True for finite values", "use jnp.all(jnp.isfinite(x))."
+    laws.need(np.all(got.stats.finite), "finite", rule, f"False {where}", remedy)
     if mean_of_sent and got.error is not None:
-        rule = "mean must be the mean over the workers of what they sent"
-        remedy = "return x minus what the others received as `error`, or say mean_of_sent=False."
+        rule = "mean must be the mean of x - error over the workers"
+        remedy = "return x minus the sent values as `error`, or pass mean_of_sent=False."
         sent = jax.tree.map(lambda x, e: np.asarray(x, np.float64) - np.asarray(e), x, got.error)
         found, wanted = _mean(got.mean), _mean(sent)
-        # The error is rounded as x is: beside a huge x, what is small and sent is not in it.
+        # The error has the rounding of x, so small sent values vanish beside a huge x.
         rounded = np.finfo(np.float32).eps * np.abs(_laws.flat(x)).max()
         close = np.abs(_laws.flat(found) - _laws.flat(wanted)).max() <= rounded
         if not close:
@@ -178,7 +177,7 @@ def _good(
 
 
 def _shapes(laws: Laws, out: Averaged, rows: PyTree, state: PyTree, workers: int) -> None:
-    remedy = "reshape and cast it to what x has."
+    remedy = "reshape and cast it to the shape and dtype of x."
     laws.same_spec("mean, a row a worker,", out.mean, rows, remedy)
     if out.error is not None:
         laws.same_spec("error, a row a worker,", out.error, rows, remedy)
@@ -194,7 +193,7 @@ def _bytes(
 ) -> None:
     try:
         promised = exchange.wire_bytes(like)
-    except ValueError:  # they change by step
+    except ValueError:  # the bytes change by step
         return
     for branch in {c.branch for c in found if c.branch} or {()}:
         sent = sum(c.bytes for c in found if c.branch in ((), branch))
@@ -202,7 +201,7 @@ def _bytes(
             sent == promised, "bytes",
             f"the compiled program must send the {promised} bytes of wire_bytes, for {name}",
             f"{sent}: {[(c.kind, c.dtype, c.shape) for c in found]}",
-            "correct wire_bytes, or send integers of 32 bits, which no compiler widens.",
+            "correct wire_bytes, or send 32-bit integers, which no compiler widens.",
         )  # fmt: skip
 
 
@@ -214,7 +213,7 @@ def _under_vmap(
     for axis in reversed(mesh.axis_names):
         run = jax.vmap(run, axis_name=axis)
     remedy = "ask jax.lax for the size and the index of the axis, not jax.devices()."
-    rule = "jax.vmap must give what shard_map does"
+    rule = "jax.vmap must give the mean of shard_map"
     laws.near("vmap", rule, jax.jit(run)(shaped), mean, f"for {name}", remedy)
 
 
@@ -239,7 +238,7 @@ def _bad(
 def _sharded_over(
     exchange: Exchange, one: Callable[..., Averaged], like: PyTree, mesh: Mesh, axis: AxisName
 ) -> tuple[Callable[[], PyTree], Callable[..., Averaged]]:
-    """Make `init` and one step under `shard_map`, on global arrays with a row for each worker."""
+    """Map `init` and one step over the mesh, on global arrays with a row for each worker."""
     rows, shared = PartitionSpec(axis), PartitionSpec()
     specs = State(shared, rows, rows)
     out_specs: Any = (rows, rows, specs, rows)
@@ -259,11 +258,11 @@ def _sharded_over(
 
 
 def _inputs_of(like: PyTree, workers: int, step: int) -> dict[str, PyTree]:
-    """Make rows of values, by their names in an error."""
+    """Make rows of values, keyed by their names in an error."""
     seeds = range(step * (workers + 1), (step + 1) * (workers + 1))
     trees = [_laws.tree_of(like, seed) for seed in seeds]
     own = jax.tree.map(lambda *rows: jnp.stack(rows), *trees[:workers])
-    # Explicitly, because a user may have forbidden the promotion of ranks.
+    # Broadcast explicitly, because jax_numpy_rank_promotion may be "raise".
     related = jax.tree.map(lambda a, b: a + jnp.broadcast_to(b, a.shape), own, trees[workers])
     out = {"unrelated values": own, USUAL: related}
     for name, scale in {"zeros": 0.0, "huge values": 1e35, "tiny values": 1e-30}.items():

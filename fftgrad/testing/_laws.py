@@ -1,4 +1,4 @@
-"""Laws that all kinds of parts share, values to try them on, and comparisons."""
+"""Laws shared by all kinds of parts, their inputs, and comparisons."""
 
 import contextlib
 import copy
@@ -16,27 +16,27 @@ from fftgrad._values import check_kind
 from fftgrad.ops._shapes import spec
 
 Values = dict[str, np.ndarray]
-"""Inputs by their names in an error."""
+"""Inputs, keyed by their names in an error."""
 
 BAD = (np.nan, np.inf, -np.inf)
 
 STEPS = (0, 1, 2, 7)
-"""The first, whose state is that of init, those after it, and a later one."""
+"""The first step, with the state of init, the next ones, and a later one."""
 
 MAX_ERROR = 1.5
-"""No biased part of the library is further off, and a part with the wrong sign is."""
+"""Largest relative error of a biased part. A part with the wrong sign exceeds it."""
 
 FLIPPED = 0.05
-"""How far two programs may differ: a value halfway between two codes may go either way."""
+"""Largest difference of two programs, which may round a value to different codes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Laws:
-    """The laws for one part.
+    """Laws of one part.
 
     Attributes:
-      check: the name of the public function, such as "check_codec".
-      part: the part that is checked.
+      check: name of the public function, such as "check_codec".
+      part: the part to check.
     """
 
     check: str
@@ -46,7 +46,7 @@ class Laws:
         self, holds: object, law: str, rule: str, got: str, remedy: str,
         cause: Exception | None = None,
     ) -> None:  # fmt: skip
-        """Raise an AssertionError that names the law and the remedy, unless it holds."""
+        """Raise an AssertionError with the law and the remedy, unless the law holds."""
         if not bool(holds):
             broken = f"{self.check}({self.part!r}): law {law!r}: {rule}, got {got}; {remedy}"
             raise AssertionError(broken) from cause
@@ -63,18 +63,21 @@ class Laws:
             self.need(False, law, rule, f"{type(error).__name__}: {first}", remedy, error)
 
     def value(self, kind: type) -> None:
-        """Law: configuration is a value."""
-        rule = "a part compares, hashes, does not change, and its repr is the call that makes it"
-        remedy = "declare its class with @dataclasses.dataclass(frozen=True), and keep no arrays."
+        """Law: a configuration is a value."""
+        rule = (
+            "a part must compare, hash and be immutable, and its repr must be its constructor call"
+        )
+        remedy = "declare its class with @dataclasses.dataclass(frozen=True), without arrays."
         with self.running("value", rule, remedy):
             check_kind(f"{self.check}(part)", self.part, kind, remedy)
             equal = bool(copy.deepcopy(self.part) == self.part)
         fields: Any = getattr(type(self.part), "__dataclass_params__", None)
         is_value = equal and fields is not None and fields.frozen
-        self.need(is_value and " at 0x" not in repr(self.part), "value", rule, "another", remedy)
+        is_value = is_value and " at 0x" not in repr(self.part)
+        self.need(is_value, "value", rule, "none", remedy)
 
     def same_spec(self, what: str, found: PyTree, wanted: PyTree, remedy: str) -> None:
-        """Law: shapes are static: two trees have the same structure, shapes and dtypes."""
+        """Law: two trees have the same structure, shapes and dtypes."""
         one, other = spec(jax.eval_shape(lambda: found)), spec(jax.eval_shape(lambda: wanted))
         self.need(one == other, "shapes", f"{what} must be like {other}", f"{one}", remedy)
 
@@ -94,12 +97,12 @@ class Laws:
 
     def finite(self, tree: PyTree, where: str, remedy: str) -> None:
         """Law: finite values stay finite."""
-        rule, got = "finite values must stay finite", f"a value that is not, {where}"
+        rule, got = "finite values must stay finite", f"a non-finite value {where}"
         self.need(all_finite(tree), "finite", rule, got, remedy)
 
     def not_hidden(self, tree: PyTree, what: str, where: str, remedy: str) -> None:
-        """Law: a value that is not finite shows in the result."""
-        rule = f"a value that is not finite must make {what} not finite"
+        """Law: a non-finite value shows in the result."""
+        rule = f"a non-finite value must make {what} non-finite"
         self.need(not all_finite(tree), "not hidden", rule, f"finite values {where}", remedy)
 
     def along(self, what: str, x: PyTree, back: PyTree, where: str) -> None:
@@ -113,9 +116,9 @@ class Laws:
     def bounded(
         self, what: str, x: PyTree, back: PyTree, max_error: float, where: str, remedy: str
     ) -> None:
-        """Law: the result for x has at most that relative error, and is zero for zeros."""
+        """Law: the result for x has at most this relative error, and is zero for zeros."""
         one, other = flat(x), flat(back)
-        top = float(np.abs(one).max(initial=0.0)) or 1.0  # whose square may underflow
+        top = float(np.abs(one).max(initial=0.0)) or 1.0  # unit, because a square may underflow
         norm, error = (top * float(np.linalg.norm(a / top)) for a in (one, one - other))
         self.need(
             error <= max_error * norm * (1 + 1e-6) or math.isinf(max_error), "fidelity",
@@ -125,13 +128,13 @@ class Laws:
 
 
 def values(n: int, seed: int = 0) -> np.ndarray:
-    """Heavy-tailed and serially correlated, as gradients are; float32[n], never zero."""
+    """Return heavy-tailed, serially correlated values, float32[n], none of them zero."""
     white = np.random.default_rng(seed).standard_t(3, n + 1)
     return (white[1:] + 0.5 * white[:-1]).astype(np.float32)
 
 
 def finite_values(n: int) -> Values:
-    """Inputs whose results must be finite."""
+    """Return inputs whose results must be finite."""
     x = values(n)
     return {
         "heavy-tailed values": x,
@@ -145,7 +148,7 @@ def finite_values(n: int) -> Values:
 
 
 def bad_values(n: int) -> Values:
-    """Inputs whose results must not be finite: one value of each is not."""
+    """Return inputs with one non-finite value, whose results must not be finite."""
     out: Values = {}
     for position in sorted({0, n // 3, n // 2, n - 1}):
         for bad in BAD:
@@ -156,13 +159,13 @@ def bad_values(n: int) -> Values:
 
 
 def far_below(n: int) -> np.ndarray:
-    """Values of which one is 30 to 600 times as large as the others."""
+    """Return values of which one is 30 to 600 times as large as the others."""
     own = np.clip(np.abs(values(n)), 0.5, 1.0) * np.where(np.arange(n) % 2, 1 / 30, 1 / 300)
     return (np.sign(values(n)) * np.where(np.arange(n) == n // 3, 1.0, own)).astype(np.float32)
 
 
 def tree_of(like: PyTree, seed: int = 0) -> PyTree:
-    """Values in the shapes of a tree, float32."""
+    """Return float32 values in the shapes of a tree."""
     leaves, structure = jax.tree.flatten(like)
     made = [
         jnp.asarray(values(leaf.size, 100 * seed + i)).reshape(leaf.shape)
@@ -172,7 +175,7 @@ def tree_of(like: PyTree, seed: int = 0) -> PyTree:
 
 
 def spoiled(tree: PyTree, number: int, position: int, bad: float) -> PyTree:
-    """Put another value at one position of one leaf."""
+    """Replace the value at one position of one leaf."""
     leaves, structure = jax.tree.flatten(tree)
     values = np.array(leaves[number])
     values.reshape(-1)[position] = bad
@@ -180,13 +183,13 @@ def spoiled(tree: PyTree, number: int, position: int, bad: float) -> PyTree:
 
 
 def flat(tree: PyTree) -> np.ndarray:
-    """All values of a tree as one float64 vector."""
+    """Concatenate all values of a tree to one float64 vector."""
     leaves = [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(tree)]
     return np.concatenate(leaves) if leaves else np.zeros(0)
 
 
 def options(n: int) -> dict[str, Any]:
-    """Compiler options for vectors of n values, fully optimized for long ones.
+    """Return compiler options for vectors of n values: full optimization for long ones.
 
     Optimizations drop, for example, a NaN in a maximum.
     """
@@ -196,7 +199,7 @@ def options(n: int) -> dict[str, Any]:
 
 
 def relative(found: PyTree, wanted: PyTree) -> float:
-    """||found - wanted|| / ||wanted||; 0 where both are zero."""
+    """Return ||found - wanted|| / ||wanted||; 0 if both are zero."""
     one, other = flat(found), flat(wanted)
     top = max(float(np.abs(other).max(initial=0.0)), float(np.abs(one).max(initial=0.0)))
     if top == 0.0:
@@ -206,5 +209,5 @@ def relative(found: PyTree, wanted: PyTree) -> float:
 
 
 def all_finite(tree: PyTree) -> bool:
-    """True if all values are finite, on the host, because NumPy drops no NaN."""
+    """True if all values are finite; on the host, because NumPy drops no NaN."""
     return all(bool(np.isfinite(np.asarray(leaf)).all()) for leaf in jax.tree.leaves(tree))

@@ -1,4 +1,4 @@
-"""The laws of memories."""
+"""Laws of memories."""
 
 from typing import Any
 
@@ -19,22 +19,22 @@ LIKE = {
 
 
 def check_memory(memory: Memory, like: PyTree = None, *, telescopes: bool = False) -> None:
-    """Function: run the laws of the contract on a memory of one's own.
+    """Function: check the laws of the contract on your own memory.
 
-    The laws, by the names that an error gives: "value" (compares, hashes, frozen), "shapes" (of
-    what is exchanged, and static ones of the state), "jit", "vmap", "leaf by leaf" (no leaf sees
-    another), "finite" (finite gradients stay finite), "not hidden" (a NaN in the gradient is in
-    what is exchanged, also in a later step), "fidelity" (what is exchanged points along the
-    gradient), and, if it is to hold, "telescopes".
+    An error names one of these laws: "value" (compares, hashes, frozen), "shapes" (of the exchanged
+    tree, and static ones of the state), "jit", "vmap", "leaf by leaf" (leaves are independent),
+    "finite" (finite gradients stay finite), "not hidden" (a NaN in the gradient shows in the
+    exchanged tree, also in a later step), "fidelity" (the exchanged tree points along the
+    gradient), and, on request, "telescopes".
 
     Args:
       memory: a memory.
-      like: the shapes of a gradient, a pytree; a matrix and a vector if left out.
-      telescopes: whether to check that nothing is lost by not sending or by rounding: if a last
-        step sends the whole residual, the sum of all means is the sum of the gradients.
+      like: the shapes of a gradient, a pytree; by default a matrix and a vector.
+      telescopes: True to check that unsent values and rounding errors are kept: if a last step
+        sends the whole residual, the sum of all means is the sum of the gradients.
 
     Raises:
-      AssertionError: if it breaks a law. It names the law, the input and the remedy.
+      AssertionError: if a law does not hold. It names the law, the input and the remedy.
 
     Example:
       >>> fg.testing.check_memory(fg.ErrorFeedback(), telescopes=True)
@@ -52,18 +52,18 @@ def check_memory(memory: Memory, like: PyTree = None, *, telescopes: bool = Fals
 
 
 def _largest(x: PyTree) -> PyTree:
-    """Select the larger half of each leaf, to be sent."""
+    """Keep the larger half of each leaf."""
     return jax.tree.map(lambda a: jnp.where(jnp.abs(a) >= jnp.median(jnp.abs(a)), a, 0.0), x)
 
 
 def _steps(memory: Memory, first: PyTree, second: PyTree) -> tuple[list[PyTree], PyTree]:
-    """The trees that are exchanged in a few steps, and the state after them."""
+    """Return the trees that a few steps exchange, and the state after them."""
     state = memory.init(jax.eval_shape(lambda: first))
     exchanged: list[PyTree] = []
     for grad in (first, second, second, first):
         x, state = memory.add(grad, state)
         sent = _largest(x)
-        mean = jax.tree.map(lambda a: 0.5 * a, sent)  # that of two workers, one with zeros
+        mean = jax.tree.map(lambda a: 0.5 * a, sent)  # of two workers, one with zeros
         state = memory.update(x, jax.tree.map(jnp.subtract, x, sent), mean, state)
         state = memory.restore(jax.tree.map(lambda a: 2.0**-9 * a, mean), state)
         exchanged.append(x)
@@ -71,18 +71,17 @@ def _steps(memory: Memory, first: PyTree, second: PyTree) -> tuple[list[PyTree],
 
 
 def _shapes(laws: Laws, memory: Memory, like: PyTree) -> None:
-    rule = "it must trace, so that shapes alone decide"
-    with laws.running("shapes", rule, "use jax.numpy, and no Python `if` on values."):
+    with laws.running("shapes", "it must trace", "use jax.numpy, and no Python `if` on values."):
         made: Any = jax.eval_shape(lambda: memory.init(like))
         exchanged, state = jax.eval_shape(lambda g: _steps(memory, g, g), like)
     laws.same_state(state, made)
     for x in exchanged:
-        laws.same_spec("what is exchanged", x, like, "work leaf by leaf, in float32.")
+        laws.same_spec("the exchanged tree", x, like, "work leaf by leaf, in float32.")
 
 
 def _programs(laws: Laws, memory: Memory, like: PyTree) -> None:
     grads = [_laws.tree_of(like, seed) for seed in range(3)]
-    pure = "use nothing but the arguments."
+    pure = "use only the arguments."
 
     def run(grad: PyTree) -> Any:
         return _steps(memory, grads[0], grad)
@@ -101,7 +100,8 @@ def _leaves(laws: Laws, memory: Memory, like: PyTree) -> None:
         alone, _ = _steps(memory, a, b)
         here = [jax.tree.leaves(x)[i] for x in together]
         remedy = "use jax.tree.map, and no sum over leaves."
-        laws.near("leaf by leaf", "a leaf must be what it is alone", here, alone, f"{i}", remedy)
+        where = f"for leaf {i}"
+        laws.near("leaf by leaf", "leaves must be independent", here, alone, where, remedy)
 
 
 def _values(laws: Laws, memory: Memory, like: PyTree) -> None:
@@ -112,13 +112,13 @@ def _values(laws: Laws, memory: Memory, like: PyTree) -> None:
         laws.finite(found, f"for gradients of size {scale}", "divide by nothing that may be zero.")
     add = jax.jit(lambda g, state: memory.add(g, state)[0])
     for when, state in {"first": memory.init(like), "fifth": run(good)[1]}.items():
-        laws.along("what is exchanged", good, add(good, state), f"in the {when} step")
+        laws.along("the exchanged tree", good, add(good, state), f"in the {when} step")
         for number, leaf in enumerate(jax.tree.leaves(good)):
             for bad in _laws.BAD:
                 x = add(_laws.spoiled(good, number, leaf.size // 2, bad), state)
                 where = f"for {bad} in leaf {number}, in the {when} step"
-                remedy = "clip nothing, and replace no NaN: the exchange undoes the step."
-                laws.not_hidden(x, "what is exchanged", where, remedy)
+                remedy = "clip nothing, and replace no NaN: compressed_pmean skips the step."
+                laws.not_hidden(x, "the exchanged tree", where, remedy)
 
 
 def _telescopes(laws: Laws, memory: Memory, like: PyTree) -> None:
@@ -135,7 +135,7 @@ def _telescopes(laws: Laws, memory: Memory, like: PyTree) -> None:
         state = memory.restore(jax.tree.map(jnp.subtract, sent, mean), state)
         applied.append(mean)
     total, wanted = (np.sum([_laws.flat(tree) for tree in trees], 0) for trees in (applied, grads))
-    rule = "the sum of what was sent must be the sum of the gradients"
+    rule = "the sum of all means must be the sum of the gradients"
     where = "after eight steps and one that sends all"
-    remedy = "keep x - sent, and what restore is given, or do not ask for telescopes=True."
+    remedy = "keep x - sent, and what restore is given, or leave telescopes=True out."
     laws.near("telescopes", rule, total, wanted, where, remedy, most=1e-5)

@@ -1,4 +1,4 @@
-"""Tools: one array through a codec, and its bytes. May import `training` and what is below it."""
+"""Tools for one array and its bytes. May import `training` and the rooms below it."""
 
 from fftgrad.ops._collectives import Collective
 from fftgrad.tools._audit import audit

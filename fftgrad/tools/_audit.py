@@ -1,4 +1,4 @@
-"""What a compiled program really sends."""
+"""Collectives of a compiled program."""
 
 import math
 import re
@@ -18,7 +18,7 @@ _CALLED = re.compile(r"\b(?:to_apply|calls|body|condition|called_computations)=\
 _GROUPS = re.compile(r"replica_groups=(?:\{\{(?P<first>[\d,]+)\}|\[\d+,(?P<size>\d+)\])")
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[(?P<mesh>[^\]]*)\] *\{(?P<axes>[^}]*)\}")
 _AXIS = re.compile(r"'([^']+)'=(\d+)")
-_MEMBER = re.compile(r"'([^']+)'(?::\(\d+\)(\d+))?")  # an axis, or a part of one
+_MEMBER = re.compile(r"'([^']+)'(?::\(\d+\)(\d+))?")  # an axis, or its part
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRUE_FALSE = re.compile(r"true_computation=%?([\w.\-]+), false_computation=%?([\w.\-]+)")
 
@@ -30,20 +30,19 @@ class _Instruction(NamedTuple):
 
 
 def audit(compiled: jax.stages.Compiled | str) -> tuple[Collective, ...]:
-    """Function: every collective of a compiled program, read off the program itself.
+    """Function: list every collective of a compiled program, from its text.
 
-    The compiler may widen a dtype, split a collective or add one; what it does is what moves. A
-    collective that carries several arrays is listed once for each.
+    The compiler may widen a dtype, or split or add a collective, so the program shows the real
+    traffic. A collective of several arrays is listed once for each.
 
     Args:
-      compiled: `jax.jit(step).lower(...).compile()`, for a CPU or a GPU, or the text of one.
+      compiled: `jax.jit(step).lower(...).compile()`, for a CPU or a GPU, or its text.
 
     Returns:
-      The collectives, in program order. For a step that exchanges only gradients, the sum of
-      their bytes is `fg.wire_bytes(exchange, params)`; for `Scheduled`, within each branch.
+      The collectives, in program order. If a step exchanges only gradients, the sum of their bytes
+      is `fg.wire_bytes(exchange, params)`; for `Scheduled`, within each branch.
 
     Raises:
-      TypeError: if it is neither.
       ValueError: if the text is not that of a compiled program.
 
     Example:
@@ -51,11 +50,6 @@ def audit(compiled: jax.stages.Compiled | str) -> tuple[Collective, ...]:
       >>> fg.audit(step)  # nothing is sent
       ()
     """
-    if not isinstance(compiled, str | jax.stages.Compiled):
-        raise TypeError(
-            f"audit(compiled): must be a compiled program or its text, got a "
-            f"{type(compiled).__name__}; pass jax.jit(step).lower(...).compile()."
-        )
     text = compiled if isinstance(compiled, str) else compiled.as_text()
     entry, computations = _parse(text or "")
     return tuple(_walk(entry, computations, (), repeated=False))
@@ -74,7 +68,7 @@ def _parse(text: str) -> tuple[str, dict[str, dict[str, _Instruction]]]:
                 entry = match["name"]
     if not entry:
         raise ValueError(
-            "audit(compiled): must be a compiled program, got a text without an ENTRY computation; "
+            "audit(compiled): must be a compiled program, got a text without an ENTRY; "
             "pass jax.jit(step).lower(...).compile()."
         )
     return entry, computations

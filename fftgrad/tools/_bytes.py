@@ -1,4 +1,4 @@
-"""Bytes: how many a step sends, from shapes alone; and payloads as bytes, for files and stores."""
+"""Bytes that a step sends, from shapes alone, and payloads as bytes for files and stores."""
 
 import itertools
 import math
@@ -8,7 +8,6 @@ import zlib
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from fftgrad._contracts import Codec, Exchange, Like, Payload, PyTree
 from fftgrad._values import check_count, check_kind
@@ -18,14 +17,14 @@ from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.exchanges._recipe import Recipe, recipe_of
 from fftgrad.ops import _wire
-from fftgrad.tools._compress import check_payload
+from fftgrad.tools._compress import as_vector, check_payload
 
 MAGIC = b"FFTG"
 VERSION = 1
-"""Of head and tail. The configuration has the version of the words between them."""
+"""Version of head and tail. The configuration includes the version of the words between them."""
 
 HEAD = struct.Struct("<4sHHIQ")
-"""Magic, version, zero, configuration, bytes of the payload."""
+"""Magic, version, zero, configuration, number of bytes of the payload."""
 
 TAIL = struct.Struct("<I")
 
@@ -33,19 +32,19 @@ TAIL = struct.Struct("<I")
 def wire_bytes(
     part: Codec | Exchange | Recipe, like: PyTree, bucketing: Bucketing | None = None
 ) -> int:
-    """Function: the exact number of bytes that one worker hands to the collective per step.
+    """Function: the exact number of bytes that one worker hands to the collectives per step.
 
-    Found from shapes alone: a header of 4 bytes, main and side, each rounded up to 4 bytes. A
-    compiled program sends as many, as `fg.audit` reads. `fg.link_bytes` counts how often they cross
-    a link.
+    It is computed from shapes: a header of 4 bytes, main and side, each rounded up to 4 bytes. A
+    compiled program sends the same number, which `fg.audit` reads. `fg.link_bytes` counts how often
+    these bytes cross a link.
 
     Args:
       part: a codec, an exchange, or a method, such as `fg.methods.top_k(0.01)`.
-      like: an array, a `jax.ShapeDtypeStruct`, or a pytree of them: the gradient.
+      like: the gradient: an array, a `jax.ShapeDtypeStruct`, or a pytree of them.
       bucketing: that of `compressed_pmean`, if any.
 
     Raises:
-      ValueError: if the bytes change by step (`Scheduled`): ask for those of `exchange.at(step)`.
+      ValueError: if the bytes change by step (`Scheduled`): pass `exchange.at(step)`.
 
     Example:
       >>> x = jax.ShapeDtypeStruct((1_000_000,), "float32")
@@ -61,16 +60,16 @@ def wire_bytes(
 def link_bytes(
     part: Codec | Exchange | Recipe, like: PyTree, workers: int, bucketing: Bucketing | None = None
 ) -> float:
-    """Function: the bytes that each of so many workers sends over its link per step.
+    """Function: the bytes that each of w workers sends over its link per step.
 
-    This counts how often each byte of `fg.wire_bytes` leaves a worker where the workers form a
-    ring: an all-gather sends a buffer w - 1 times, an all-reduce 2 (w - 1) / w times, an all-to-all
-    (w - 1) / w times. Found by tracing, without devices.
+    The workers form a ring. An all-gather sends each buffer w - 1 times, an all-reduce
+    2 (w - 1) / w times, an all-to-all (w - 1) / w times. It is computed by tracing, without
+    devices.
 
     Args:
-      part: as for `fg.wire_bytes`, and so are `like` and `bucketing`.
-      like: the gradient.
-      workers: number of workers, w. For `Hierarchical` that of all, and only its slow links count.
+      part: as for `fg.wire_bytes`.
+      like: the gradient, as for `fg.wire_bytes`.
+      workers: number of all workers, w. For `Hierarchical`, only the slow links count.
       bucketing: that of `compressed_pmean`, if any.
 
     Raises:
@@ -89,30 +88,27 @@ def link_bytes(
 def _recipe(
     owner: str, part: Codec | Exchange | Recipe, like: PyTree, bucketing: Bucketing | None
 ) -> Recipe:
-    """The recipe that exchanges `like`; by `AllGather`, for a codec."""
+    """Return the recipe that exchanges `like`; for a codec, with `AllGather`."""
     if isinstance(like, Codec | Exchange | Recipe):
         raise TypeError(
-            f"{owner}(like): must be a gradient, or its shapes, got {like!r}; call "
-            f"{owner}(part, like)."
+            f"{owner}(like): must be a gradient, got {like!r}; call {owner}(part, like)."
         )
     exchange = AllGather(part) if isinstance(part, Codec) else part
-    remedy = "pass a codec, an exchange or a method, such as PowerSgd(4)."
-    if isinstance(part, optax.GradientTransformation):
-        remedy = "pass the exchange it is made with; of a compiled step fg.audit reads the bytes."
     if not isinstance(exchange, Recipe):
+        remedy = "pass a codec, an exchange or a method, such as PowerSgd(4)."
         check_kind(f"{owner}(part)", exchange, Exchange, remedy)
     _bucketing.check_tree(owner, "like", like)
     return recipe_of(owner, exchange, bucketing=bucketing)
 
 
 def to_bytes(payload: Payload, codec: Codec, like: Like) -> bytes:
-    """Function: a payload as bytes, for files, object storage and transports of your own.
+    """Function: serialize a payload, for files, object storage and your own transports.
 
-    The format is that of docs/wire-format.md, the same on every machine. The bytes hold only a
-    checksum of codec and shape: keep both, and the step of a codec that draws.
+    docs/wire-format.md describes the format, which is the same on every machine. The bytes contain
+    only a checksum of codec and shape. Store both, and the step of a codec that draws.
 
     Args:
-      payload: what `fg.compress` returned; not under `jax.jit`, where there are no values.
+      payload: the result of `fg.compress`; not under `jax.jit`, where arrays have no values.
       codec: the codec that made it.
       like: an array or `jax.ShapeDtypeStruct` of the shape that was compressed.
 
@@ -126,7 +122,7 @@ def to_bytes(payload: Payload, codec: Codec, like: Like) -> bytes:
       (32, b'FFTG')
     """
     payload = jax.tree.map(jnp.asarray, payload)
-    check_payload("to_bytes(payload)", codec, payload, _vector("to_bytes", like), ())
+    check_payload("to_bytes(payload)", codec, payload, as_vector("to_bytes(like)", like), ())
     leaves = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(payload)]
     words = b"".join(leaf + bytes(-len(leaf) % 4) for leaf in leaves)
     data = HEAD.pack(MAGIC, VERSION, 0, _configuration(codec, like), len(words)) + words
@@ -134,13 +130,13 @@ def to_bytes(payload: Payload, codec: Codec, like: Like) -> bytes:
 
 
 def from_bytes(data: bytes | bytearray | memoryview, codec: Codec, like: Like) -> Payload:
-    """Function: the payload, bit for bit, that `to_bytes` made these bytes of.
+    """Function: read the payload, bit for bit, from the bytes of `to_bytes`.
 
-    The bytes may come from anywhere: their size is checked first, nothing is executed, and no more
-    memory is taken than a valid payload needs. A checksum finds damage, not who sent it.
+    Untrusted bytes are safe. Their size is checked first, nothing is executed, and a payload takes
+    no more memory than a valid one. The checksum detects damage, but does not authenticate.
 
     Args:
-      data: what `fg.tools.to_bytes` returned.
+      data: the result of `fg.tools.to_bytes`.
       codec: the codec that made the payload.
       like: an array or `jax.ShapeDtypeStruct` of the shape that was compressed.
 
@@ -153,13 +149,9 @@ def from_bytes(data: bytes | bytearray | memoryview, codec: Codec, like: Like) -
       >>> fg.decompress(codec, fg.tools.from_bytes(data, codec, x), like=x)
       Array([ 0., -3.,  0.,  0.], dtype=float32)
     """
-    if not isinstance(data, bytes | bytearray | memoryview) or not memoryview(data).c_contiguous:
-        raise TypeError(
-            f"from_bytes(data): must be bytes, one after the other, got {type(data).__name__}; "
-            "read a file as path.read_bytes()."
-        )
     check_kind("from_bytes(codec)", codec, Codec, "pass a value such as TopK(k=9).")
-    spec, view = payload_spec(codec, _vector("from_bytes", like)), memoryview(data).cast("B")
+    spec = payload_spec(codec, as_vector("from_bytes(like)", like))
+    view = memoryview(data).cast("B")
     fault = _fault(view, spec, codec, like)
     if fault:
         raise ValueError(f"from_bytes(data): {fault}")
@@ -172,7 +164,7 @@ def from_bytes(data: bytes | bytearray | memoryview, codec: Codec, like: Like) -
 
 
 def _fault(view: memoryview, spec: Payload, codec: Codec, like: Like) -> str:
-    """Say what is wrong with the bytes, "" if nothing is."""
+    """Describe the first fault of the bytes; "" if there is none."""
     size, made_by = _size(spec), f"{codec!r} and {tuple(like.shape)}"
     wanted = HEAD.size + size + TAIL.size
     if view.nbytes != wanted:
@@ -182,7 +174,7 @@ def _fault(view: memoryview, spec: Payload, codec: Codec, like: Like) -> str:
     if start != head:
         return (
             f"must start with {head.hex()} for {made_by}, got {start.hex()}; "
-            "pass the codec and the shape it was made by, and read it with that fftgrad."
+            "pass the codec and shape it was made by, and use that version of fftgrad."
         )
     (checksum,) = TAIL.unpack_from(view, wanted - TAIL.size)
     found = zlib.crc32(view[: -TAIL.size])
@@ -194,26 +186,17 @@ def _fault(view: memoryview, spec: Payload, codec: Codec, like: Like) -> str:
 
 
 def _size(spec: Payload) -> int:
-    """Number of bytes of the words of a payload."""
+    """Return the number of bytes of a payload's words."""
     return _wire.nbytes(spec) - _wire.nbytes(())
 
 
-def _vector(owner: str, like: Like) -> Like:
-    if not math.prod(like.shape):
-        raise ValueError(
-            f"{owner}(like): must have a value at least, got shape {tuple(like.shape)}; leave "
-            "empty arrays out."
-        )
-    return jax.ShapeDtypeStruct((math.prod(like.shape),), jnp.float32)
-
-
 def _configuration(codec: Codec, like: Like) -> int:
-    # In float32, to which every array is cast: the payload is the same.
+    # Every array is cast to float32, so its own dtype must not count.
     return _wire.configuration((codec,), (jax.ShapeDtypeStruct(like.shape, jnp.float32),))
 
 
 def _places(leaves: list[Like]) -> list[tuple[int, int, int]]:
-    """Where the bytes of each leaf start and end, and where its last word ends."""
+    """Return start and end of each leaf's bytes, and the end of its last word."""
     used = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves]
     stops = itertools.accumulate((-(-n // 4) * 4 for n in used), initial=HEAD.size)
     return [(a, a + n, b) for n, (a, b) in zip(used, itertools.pairwise(stops), strict=True)]

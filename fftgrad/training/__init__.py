@@ -1,4 +1,4 @@
-"""Training: what returns an optax transformation, its state and how that is sharded.
+"""Training: optax transformations, their states, and the specs of these.
 
 May import all but `methods`, `optimizers` and `tools`.
 """

@@ -1,4 +1,4 @@
-"""What `compressed_pmean` refuses of gradients and parameters, while tracing."""
+"""Checks of gradients and parameters while tracing, and the weights of workers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,60 +13,49 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
 from fftgrad.exchanges import _bucketing
 
-ELSEWHERE = "or say allow_masked=True, if another transformation averages it, as in optax.partition"
-
 
 def checked_like(tree: PyTree, owner: str = "compressed_pmean") -> PyTree:
-    """The shapes of gradients, in float32, once each is one that can be exchanged."""
-    for path, leaf in jax.tree.leaves_with_path(tree):
-        _bucketing.check_leaf(owner, f"updates{jax.tree_util.keystr(path)}", leaf)
+    """Return the float32 shapes of gradients, and refuse other leaves than narrow floats."""
+    _bucketing.check_tree(owner, "updates", tree)
     return _bucketing.like(tree)
 
 
 def widened(tree: PyTree) -> Any:
-    """The tree in float32, once each leaf is one that can be exchanged."""
+    """Cast gradients to float32, and refuse other leaves than narrow floats."""
     checked_like(tree)
     return optax.tree.cast(tree, jnp.float32)
 
 
 def check_local(updates: PyTree, axis_name: AxisName, owner: str = "compressed_pmean") -> None:
-    """Refuses gradients that are summed already."""
+    """Refuse gradients that JAX has summed, or types as a sum."""
     _axes.size(axis_name, owner)
     for path, leaf in jax.tree.leaves_with_path(updates):
-        if half := _axes.half_reduced(leaf):
+        if _axes.half_reduced(leaf) or not _axes.varies(leaf, axis_name):
             raise ValueError(
                 f"{owner}(updates{jax.tree_util.keystr(path)}): must be the gradient of one "
-                f"worker's own batch, got one that is unreduced or reduced over {sorted(half)}; "
-                f"take it by fg.value_and_grad(loss, {axis_name!r})(params, batch), and sum over "
-                "other axes before, by jax.lax.psum."
-            )
-        if not _axes.varies(leaf, axis_name):
-            raise ValueError(
-                f"{owner}(updates{jax.tree_util.keystr(path)}): must be the gradient of one "
-                f"worker's own batch, got one that does not vary over {axis_name!r}, because JAX "
-                f"has summed it already; take it by fg.value_and_grad(loss, {axis_name!r})"
-                "(params, batch), and in place of optax.MultiSteps use fg.multi_steps(tx, every=k)."
+                f"worker's own batch, got a sum over workers of type {jax.typeof(leaf)}; use "
+                f"fg.value_and_grad(loss, {axis_name!r})(params, batch), and fg.multi_steps in "
+                "place of optax.MultiSteps."
             )
 
 
 def check_replicated(params: PyTree, axis_name: AxisName, owner: str = "compressed_pmean") -> None:
-    """Refuses parameters that JAX knows to differ between the workers."""
+    """Refuse parameters that JAX types as different on each worker."""
     for path, leaf in jax.tree.leaves_with_path(params):
         if _axes.known_to_vary(leaf, axis_name):
             raise ValueError(
                 f"{owner}.update(params{jax.tree_util.keystr(path)}): must be the same on all "
                 f"workers, got one that varies over {axis_name!r}; shard parameters over another "
-                "axis, or gather them by fg.optimizers.gather_parameters. Of copies, pass what "
-                "came in by in_specs=P()."
+                "axis, or gather them by fg.optimizers.gather_parameters."
             )
 
 
 def refuse_masked(
     updates: PyTree,
     owner: str = "compressed_pmean",
-    otherwise: str = f"; else send it dense by a rule, as fg.SmallDense, {ELSEWHERE}",
+    otherwise: str = ", or allow_masked=True if another transformation averages it",
 ) -> None:
-    """Refuses leaves that are hidden, and would stay unaveraged."""
+    """Refuse masked leaves, because they would not be averaged."""
 
     def is_masked(node: Any) -> bool:
         return isinstance(node, optax.MaskedNode)
@@ -75,8 +64,8 @@ def refuse_masked(
         if is_masked(leaf):
             raise ValueError(
                 f"{owner}(updates{jax.tree_util.keystr(path)}): must not be masked, because it "
-                f"would stay what each worker has of its own, got optax.MaskedNode(); to "
-                f"freeze it, use fg.trainable(tx, mask) in place of what hides it{otherwise}."
+                f"would not be averaged, got {leaf!r}; use fg.trainable(tx, mask) to freeze "
+                f"it{otherwise}."
             )
 
 
@@ -85,9 +74,7 @@ ONE_VOTE = (
     "leave it out, or use a method that averages gradients",
 )
 MISTYPED = frozenset({"weights", "sample_weight", "sample_weights"})
-IN_THE_LOSS = (
-    "take the gradients by fg.value_and_grad(has_weight=True), whose plain mean is the weighted one"
-)
+IN_THE_LOSS = "use fg.value_and_grad(has_weight=True), whose plain mean is the weighted one"
 
 
 def weighted(
@@ -95,10 +82,10 @@ def weighted(
     weight: jax.Array | float | None,
     axis_name: AxisName,
 ) -> PyTree:
-    """What a worker hands to a mean so that it counts by its weight: w v / Σ v times it.
+    """Multiply a worker's tree by w v / Σ v, so that a plain mean over workers is weighted.
 
-    A weight that is negative or not finite, or a sum beyond float32, makes the mean NaN. Without
-    one, all workers count alike.
+    A weight that is negative or not finite makes the mean NaN, and so does a sum of weights beyond
+    float32.
     """
     if weight is None:
         return tree
@@ -118,16 +105,15 @@ def weighted(
 
 
 def refuse_mistyped(owner: str, extra: Mapping[str, Any]) -> None:
-    """Refuses what would be a weight: optax hands on all arguments, and none is missed."""
+    """Refuse a misspelled weight, because optax passes any extra argument on in silence."""
     for name in MISTYPED & extra.keys():
         raise TypeError(
-            f"{owner}.update({name}): must be called weight, got {name}, which has no effect; "
-            f"pass it as weight={name}, or not at all."
+            f"{owner}.update({name}): must be called weight, got {name}; pass weight={name}."
         )
 
 
 def refuse_weight(owner: str, weight: Any, because: str, remedy: str = IN_THE_LOSS) -> None:
-    """Refuses a weight where it would have no effect, or a wrong one."""
+    """Refuse a weight that would have no effect, or a wrong one."""
     if weight is not None:
         raise ValueError(
             f"{owner}.update(weight): must be left out, because {because}, got one; {remedy}."
@@ -135,11 +121,11 @@ def refuse_weight(owner: str, weight: Any, because: str, remedy: str = IN_THE_LO
 
 
 def in_parts(update: Callable[..., Any], axis_name: AxisName) -> Callable[..., Any]:
-    """`update(updates, state, ...)` that also takes global gradients, unreduced over the axis.
+    """Wrap `update(updates, state, ...)` so that it also takes global unreduced gradients.
 
-    The type of such a gradient says that it is a sum over the workers which nobody has taken yet;
-    each device holds one worker's part. `update` then runs on the parts, in a `shard_map` of its
-    own. It returns the sum, as the mean of w times the parts.
+    JAX types such a gradient as a sum over the axis that is not taken yet; each device holds the
+    part of one worker. `update` then runs on the parts in its own `shard_map`, and returns their
+    sum as the mean of w times the parts.
     """
     update = _axes.without_explicit(update)
 
@@ -153,12 +139,8 @@ def in_parts(update: Callable[..., Any], axis_name: AxisName) -> Callable[..., A
         if not any(_axes.is_unreduced(leaf, axis_name) for leaf in jax.tree.leaves(updates)):
             return update(updates, state, params, value=value, **extra)
         _refuse_sums(updates, axis_name)
-        if extra.get("weight") is not None:
-            raise ValueError(
-                "compressed_pmean.update(weight): must be None for gradients of one loss over the "
-                f"whole batch, which are unreduced over {axis_name!r}, got a weight; divide by the "
-                "sum of the weights in the loss."
-            )
+        because, remedy = "an unreduced gradient is of one loss", "weigh the values in the loss"
+        refuse_weight("compressed_pmean", extra.get("weight"), because, remedy)
         workers = _axes.mesh_size(jax.sharding.get_abstract_mesh(), axis_name)
 
         def own(updates: Any, state: Any, params: Any, value: Any) -> Any:
@@ -168,7 +150,7 @@ def in_parts(update: Callable[..., Any], axis_name: AxisName) -> Callable[..., A
         args = (updates, state, params, value)
         ins = jax.tree.map(lambda leaf: jax.typeof(leaf).sharding.spec, args)
         outs = jax.tree.map(_axes.summed, ins[:2], is_leaf=_is_spec)
-        # Unchecked, because JAX has no cast from what is unreduced to what varies.
+        # Unchecked, because JAX has no cast from unreduced to varying.
         return jax.shard_map(own, in_specs=ins, out_specs=outs, check_vma=False)(*args)
 
     return run
@@ -179,18 +161,17 @@ def _is_spec(node: object) -> bool:
 
 
 def _refuse_sums(updates: PyTree, axis_name: AxisName) -> None:
-    """Refuses gradients of which only some are left to sum."""
+    """Refuse gradients of which only some are unreduced: the others would grow w times."""
     for path, leaf in jax.tree.leaves_with_path(updates):
         if not _axes.is_unreduced(leaf, axis_name):
             raise ValueError(
-                f"compressed_pmean(updates{jax.tree_util.keystr(path)}): must be unreduced over "
-                f"{axis_name!r} as others are, got one that JAX has summed already; type its "
-                "parameter as reduced before the loss, by jax.sharding.reshard(params, "
-                f"jax.P(reduced={set(_axes.names(axis_name))}))."
+                f"compressed_pmean(updates{jax.tree_util.keystr(path)}): must be unreduced like "
+                "the others, got one that is summed already; before the loss, call "
+                f"jax.sharding.reshard(params, jax.P(reduced={set(_axes.names(axis_name))}))."
             )
 
 
 def stands_in(params: optax.Params) -> bool:
-    """Whether it is what `optax.tree_utils.tree_map_params` passes in place of parameters."""
+    """Detect the placeholder that `optax.tree_utils.tree_map_params` passes to `init`."""
     kind: Any = type(params)
     return not jax.tree.leaves(params) and kind.__module__.startswith("optax.tree_utils")

@@ -1,4 +1,4 @@
-"""What a training run logs of its exchange."""
+"""Scalars of an optimizer state, for a logger."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,43 +25,40 @@ def metrics(
     bucketing: Bucketing | None = None,
     axis_name: AxisName | None = None,
 ) -> dict[str, Any]:
-    """Function: what an optimizer state says of its exchange, as a flat dict of scalars.
+    """Function: the metrics of the exchange in an optimizer state, as a flat dict of scalars.
 
-    For any logger: `wandb.log(fg.metrics(opt_state))`. It reads only the state. The keys:
+    Use it with any logger: `wandb.log(fg.metrics(opt_state))`. The keys are:
 
-        step          updates so far
-        skipped       of them, those in which something was not finite; of `diloco` both count
-                      meetings, and its `state.skipped` the bad inner steps of each worker
-        overflow      values that no codec could represent, over workers and good steps, whatever
-                      the exchange
-        residual      √(Σ_i ||e_i||² / w), e_i what the memory of worker i still has to send: its
-                      fields called `residual`, or all of it where none is; 0.0 without memory
-        exchange_residual   the same of memories inside the exchange (`Hierarchical`)
-        error         relative error of what was sent in the last good step, with
-                      `compressed_pmean(track_error=True)`
-        bytes         that one worker hands over in one exchange (`fg.wire_bytes`), only with
-                      `exchange` and `params`
+        step          number of updates; of `diloco`, number of meetings
+        skipped       number of them in which a value was not finite; `diloco` counts bad inner
+                      steps in its `state.skipped`
+        overflow      number of values that no codec could represent, over workers and good steps
+        residual      √(Σ_i ||e_i||² / w), e_i the values that the memory of worker i has not sent:
+                      its fields called `residual`, else all of it; 0.0 without memory
+        exchange_residual   the same for a memory inside the exchange (`Hierarchical`)
+        error         relative error of the last good step, with `track_error=True`
+        bytes         bytes that one worker sends in one exchange (`fg.wire_bytes`), if `exchange`
+                      and `params` are given
 
     Args:
-      opt_state: any optax state, nested as it may be, with `compressed_pmean` in it, or
-        `fg.optimizers.sharded`, which has step, skipped and residual, also where its named tuples
-        have become dicts, as in `nnx.state`. If there are several, as under
-        `optax.partition`, each key begins with the path of its state. Call it with the global
-        state, outside the axis, in or outside of `jax.jit`, and, where there are several processes,
-        in all of them: the residual has rows on each.
-      exchange: that of the transformation, or its method, for the bytes.
-      params: a tree like the gradient, or its shapes, for the bytes; where `diloco` meets in P
-        fragments, `fg.optimizers.fragment(params, P)`.
+      opt_state: any optax state that contains the state of `compressed_pmean`, or of
+        `fg.optimizers.sharded`, which has step, skipped and residual. Named tuples may be dicts, as
+        in `nnx.state`. If there are several states, as under `optax.partition`, each key begins
+        with the path of its state. Pass the global state, outside the axis, in all processes,
+        because the residual has rows in each.
+      exchange: the exchange or method of the transformation, for the bytes.
+      params: a tree like the gradient, or its shapes, for the bytes; for `diloco` with P fragments,
+        `fg.optimizers.fragment(params, P)`.
       bucketing: as for `compressed_pmean`.
-      axis_name: the axis, or axes, of the workers, to call it inside them, where each worker sees
-        only its own residual: they are averaged by one more collective of 4 bytes a residual.
+      axis_name: the axis, or axes, of the workers, for a call inside them. Each worker then sees
+        only its own residual, and they are averaged by one collective of 4 bytes a residual.
 
     Returns:
-      A dict from names to scalars: arrays, but for bytes, which is a Python number.
+      A dict of scalars: arrays, except for bytes, which is a Python number.
 
     Raises:
-      ValueError: if there is no state of `compressed_pmean`, or one of `exchange` and `params` is
-        missing; if the bytes change by step (`Scheduled`): ask for those of `exchange.at(step)`.
+      ValueError: if there is no state of `compressed_pmean`, or only one of `exchange` and `params`
+        is given; if the bytes change by step (`Scheduled`): pass `exchange.at(step)`.
 
     Example:
       >>> exchange, params = fg.AllGather(fg.Sign()), {"w": jnp.ones(320)}
@@ -75,12 +72,11 @@ def metrics(
     if not states:
         raise ValueError(
             f"metrics(opt_state): must hold a state of compressed_pmean, got "
-            f"{type(opt_state).__name__} without one; pass the optimizer's state, "
-            "tx.init(params) or what tx.update returned."
+            f"{type(opt_state).__name__} without one; pass the optimizer's state."
         )
     if (exchange is None) != (params is None):
         raise ValueError(
-            "metrics(exchange, params): must be given both, because bytes follow from both, got "
+            "metrics(exchange, params): must be given together, got "
             f"exchange={exchange!r} and {'no ' if params is None else ''}params; pass both or none."
         )
     recipe = None if exchange is None else recipe_of("metrics", exchange, bucketing=bucketing)
@@ -111,15 +107,15 @@ def _of_state(state: Any, axis_name: AxisName | None) -> dict[str, jax.Array]:
 
 
 def _below(key: Any, tree: PyTree) -> list[jax.Array]:
-    """The arrays with a key in their paths."""
+    """List the arrays with a key in their paths."""
     return [leaf for path, leaf in jax.tree.leaves_with_path(tree) if key in path]
 
 
 def _norm(leaves: list[jax.Array], axis_name: AxisName | None) -> jax.Array:
-    """Root of the mean over the workers, the leading axis, of the sum of squares."""
+    """Return the root of the mean over workers, the leading axis, of the sum of squares."""
     squares = jnp.zeros((), jnp.float32)
     for leaf in leaves:
-        # A residual may wait in the memory of the host, where nothing computes.
+        # A residual may be in host memory, where nothing can be computed.
         leaf = jax.device_put(leaf, jax.memory.Space.Device)
         squares += jnp.sum(jnp.square(leaf.astype(jnp.float32))) / leaf.shape[0]
     if axis_name is not None and leaves:

@@ -51,20 +51,20 @@ NonFinite = Literal["propagate", "skip"]
 class CompressedPmeanState(NamedTuple):
     """State of `compressed_pmean`.
 
-    Counts stay at 2^31 - 1. `step` and `skipped` go on from 2^30 after that, so that a schedule
-    does not start again and each step draws other numbers.
+    Counts saturate at 2^31 - 1. `step` and `skipped` continue from 2^30 instead, so that schedules
+    do not restart and random numbers do not repeat in the next step.
 
     Attributes:
-      step: how many updates there were, int32, equal on all workers.
-      skipped: in how many of them something was not finite, and memory and exchange were left as
-        they were.
-      overflow: how many values no codec could represent, over all workers and unskipped steps.
-      memory: the memory's state, of which each worker has its own.
+      step: number of updates, int32, equal on all workers.
+      skipped: number of updates in which a value was not finite. Such a step keeps the memory and
+        the exchange unchanged.
+      overflow: number of values that no codec could represent, over all workers and unskipped
+        steps.
+      memory: state of the memory, one for each worker.
       exchange: the exchange's `State`, one for each bucket.
-      worker: a zero for each worker, int32, so that a checkpoint knows how many there are where all
-        else is sharded over model axes too; () where no worker has anything of its own.
-      error: with `track_error`, the relative error of what was sent in the last step in which all
-        was finite, float32; else ().
+      worker: a zero for each worker, int32, from which a checkpoint reads the number of workers;
+        () if no worker has a state of its own.
+      error: with `track_error`, the relative error of the last good step, float32; else ().
     """
 
     step: jax.Array
@@ -87,86 +87,82 @@ def compressed_pmean(
     track_error: bool = False,
     key: jax.Array | int = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Transformation: `jax.lax.pmean` of the gradients over an axis, compressed.
+    """Transformation: average the gradients of all workers over a compressed link.
 
-    Takes the gradients of one worker's own batch, returns their mean over the workers, the same
-    bits on all of them. It goes first in the chain: clipping, momentum and weight decay after it
-    see the mean, as they would without compression.
+    It takes the gradients of one worker's own batch and returns their mean, with the same bits on
+    all workers. Put it first in the chain: clipping, momentum and weight decay then see the mean.
 
-    All leaves make one vector, so a selector chooses over the whole model and a quantizer has one
-    scale, unless the exchange is made for other parts or `bucketing` says otherwise. An exchange
-    that is given a rule in place of a codec may treat each part differently.
+    All leaves form one vector, so a selector chooses over the whole model and a quantizer has one
+    scale. Some exchanges use other parts by default, and `bucketing` overrides the default. A rule
+    in place of a codec may choose another codec for each part.
 
         tx = optax.chain(
             fg.compressed_pmean(fg.AllGather(codec), fg.ErrorFeedback(), axis_name="data"),
             optax.sgd(0.1),
         )
 
-    Behind error feedback an Adam with its usual momentum ended 11 % above dense Adam
-    (docs/results/slow-links.md): use `fg.optimizers.feedback_adam` or `feedback_muon` in place of
-    both.
+    Do not chain Adam behind error feedback: its final loss was 11 % higher than that of dense Adam
+    (docs/results/slow-links.md). Use `fg.optimizers.feedback_adam` or `feedback_muon` for both.
 
     `update` runs inside `jax.shard_map` (with `check_vma` True or False), `jax.pmap`, or
-    `jax.vmap(axis_name=...)`, on gradients by `fg.value_and_grad` and a state by `fg.init_state`:
+    `jax.vmap(axis_name=...)`. Take gradients by `fg.value_and_grad` and the state by
+    `fg.init_state`:
 
         state = fg.init_state(tx, params, mesh, "data")
         specs = fg.state_specs(state, "data")
 
-    The gradients are those of one worker, so a transformation with a state that comes before it,
-    such as `optax.scale_by_adam()`, needs `fg.local_state` around it.
+    If a transformation with a state comes before it, such as `optax.scale_by_adam()`, wrap that in
+    `fg.local_state`, because its state differs between the workers.
 
     Args:
-      exchange: how payloads travel and are averaged: `AllReduce`, `AllGather`, `Scheduled`, ...; or
-        a method, `fg.methods.top_k(0.01)`, which is a `Recipe` of exchange, memory and bucketing.
-      memory: what is done with what a step does not send; nothing, or the recipe's, if left out.
-      axis_name: the axis, or tuple of axes, over which to average; other mesh axes are left alone,
-        so each shard of a sharded parameter exchanges its own piece.
-      bucketing: what is compressed on its own, and what travels at once. If left out, the recipe's,
-        or what the exchange is made for.
-      allow_masked: whether leaves may be hidden from it by `optax.masked` or `optax.partition`,
-        because another transformation averages them. If not, they are refused.
-      non_finite: what becomes of a gradient that is not finite: "propagate" shows it to all as a
-        mean that is not finite, "skip" returns zeros for that mean.
-      track_error: whether the state keeps √(Σ ||x - sent||² / Σ ||x||²) over the workers, x being
-        the gradient with what the memory added: `error` in `fg.metrics`.
-      key: seed below 2^32 or PRNG key of codecs that draw; the step and the worker are folded in.
+      exchange: the collective and its codec: `AllReduce`, `AllGather`, `Scheduled` and so on; or a
+        method such as `fg.methods.top_k(0.01)`, which is a `Recipe` of exchange, memory and
+        bucketing.
+      memory: the memory of values that a step does not send. The default is that of the recipe, or
+        none.
+      axis_name: the axis, or tuple of axes, to average over. Over other mesh axes, each shard of a
+        parameter is exchanged separately.
+      bucketing: the parts that are compressed separately, and the buckets that travel together. The
+        default is that of the recipe, or of the exchange.
+      allow_masked: True if `optax.masked` or `optax.partition` may hide leaves from it, because
+        another transformation averages them. Otherwise masked leaves are refused.
+      non_finite: the mean of a step with a value that is not finite: "propagate" returns a
+        non-finite mean, "skip" returns zeros.
+      track_error: True to store √(Σ ||x - sent||² / Σ ||x||²) over the workers in the state, with x
+        the gradient plus the residual; `error` in `fg.metrics`.
+      key: a seed below 2^32, or a PRNG key, for codecs that draw. Step and worker are folded in.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` whose state is a `CompressedPmeanState`. Its
-      `update` takes `weight=tokens`, a scalar, for the mean Σ v g / Σ v: each gradient is
-      multiplied by w v / Σ v before a memory sees it, and left out if v is 0, be it NaN. Those of
-      `value_and_grad(has_weight=True)` are weighed already. Under `jax.jit` it also takes global
-      gradients that are typed as unreduced over an Explicit axis, and returns their sum.
+      `update` takes a scalar `weight=tokens` for the mean Σ v g / Σ v. Each gradient is multiplied
+      by w v / Σ v before the memory; if v is 0, even a NaN is left out. Do not pass a weight with
+      `value_and_grad(has_weight=True)`, which has weighted the gradients. Under `jax.jit` it also
+      takes global gradients that are unreduced over an Explicit axis, and returns their sum.
 
-    Shapes: leaves float32, bfloat16 or float16 of any shape; the mean is rounded to each leaf's
-      dtype. Memory and exchange work in float32, so gradients that are cast to float32 before it
-      cost no more bytes, and have a mean that is not rounded.
+    Shapes: leaves float32, bfloat16 or float16 of any shape; the mean has the dtype of each leaf.
+      Memory and exchange use float32. So a cast to float32 before it sends as many bytes, and the
+      mean is not rounded.
 
-    Wire: `fg.wire_bytes(exchange, params, bucketing)` bytes a worker and step. Parts of a bucket
-      travel together: in one collective of `AllReduce`, `AllGather`, `TopVotes` and `AcpSgd`; in
-      two of `TwoStage`, `PowerSgd`, `QuantizedAllReduce` and `LeaderTopK`; in two of `Hierarchical`
-      and those of its slow exchange. By default there is a bucket for every 2^30 parameters.
-      `track_error` adds 12 bytes, in two all-reduces, and a weight 4.
+    Wire: `fg.wire_bytes(exchange, params, bucketing)` bytes a worker and step. Each bucket takes
+      one collective with `AllReduce`, `AllGather`, `TopVotes` and `AcpSgd`; two with `TwoStage`,
+      `PowerSgd`, `QuantizedAllReduce` and `LeaderTopK`; two more than its slow exchange with
+      `Hierarchical`. By default there is a bucket for every 2^30 parameters. `track_error` adds 12
+      bytes in two all-reduces, a weight 4.
 
-    Claims: those of the exchange and the memory. What rounding to a leaf's dtype drops of the mean
-      goes back to the memory, which sends it later; without memory it is lost. An axis of one
-      worker is no error: the mean is what that worker would have sent. A step with a NaN or an
-      infinity anywhere gives a non-finite mean on all workers, as pmean does, and leaves no trace:
-      the memory and the state of the exchange, of all buckets, stay as they were. So does a mean
-      that is beyond the range of a leaf's dtype. `optax.apply_if_finite` after it then skips the
-      step on all workers alike; with "skip" it takes the zeros for a gradient, and Adam's moments
-      decay. That a state is this worker's own is JAX's to check, with `check_vma=True`: rows in
-      another order are not seen.
+    Claims: those of the exchange and the memory. The memory keeps the rounding error of the mean in
+      a narrow dtype; without memory it is lost. One worker is allowed. A step is bad if a value is
+      not finite, or if the mean exceeds the range of a leaf's dtype. The mean of a bad step is not
+      finite on all workers, and the states of memory and exchange stay unchanged in all buckets.
+      `optax.apply_if_finite` after it then skips the step on all workers. With "skip", an Adam
+      after it sees a gradient of zeros, and its moments decay. With `check_vma=True` JAX checks
+      that the state is sharded over the workers; a permutation of the workers is not detected.
 
     Raises:
-      ValueError: if `non_finite` is none of these; while tracing, if the axis is not
-        bound, if `weight` is no scalar, if a gradient does not vary over the axis (it is summed
-        already), if `params` are known to vary over it (they are sharded over it), if a leaf is
-        masked, if the state is not sharded over the workers, or is that of another exchange, memory
-        or bucketing, or if `track_error` is to see the error of an exchange that keeps it itself
-        (`Hierarchical`).
-      TypeError: if `exchange` or `memory` is none, or `axis_name` no name; while tracing, if a leaf
-        is not a floating-point array of at most 32 bits.
+      ValueError: while tracing, if the axis is not bound, `weight` is not a scalar, a gradient is
+        summed already, `params` vary over the axis, a leaf is masked, the state belongs to other
+        workers, exchange, memory or bucketing, or if `track_error` is used with an exchange that
+        keeps its own residual (`Hierarchical`).
+      TypeError: while tracing, if a leaf is not a float array of at most 32 bits.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.AllGather(fg.TopK(k=1)), axis_name="data")
@@ -187,7 +183,7 @@ def compressed_pmean(
 
     def init(params: optax.Params) -> CompressedPmeanState:
         like = checked_like(params)
-        # Each in a buffer of its own, so that a caller may donate the state.
+        # Separate buffers, so that a caller may donate the state.
         step, skipped, overflow = (jnp.zeros((), jnp.int32) for _ in range(3))
         remembered = add_worker_axis(memory.init(like))
         states = map(exchange.init, _bucketing.bucket_likes(like, bucketing))
@@ -197,11 +193,11 @@ def compressed_pmean(
             worker=_row(remembered, exchanged),
             error=jnp.zeros((), jnp.float32) if track_error else (),
         )
-        # Without parameters nobody knows what is in these two, but that they are no parameters.
+        # The shapes of these two fields follow from parameters, which are not given here.
         return state._replace(exchange=step, worker=step) if stands_in(params) else state
 
     def inside(state: Any) -> tuple[PyTree, tuple[State, ...], PyTree]:
-        """What one worker has: the states of memory and exchange, and the error."""
+        """Return the state of one worker: of the memory, of the exchange, and the error."""
         if not hasattr(state, "memory") or not hasattr(state, "exchange"):
             raise TypeError(
                 "compressed_pmean(state): must be a CompressedPmeanState, got "
@@ -211,7 +207,6 @@ def compressed_pmean(
         return own, tuple(map(drop_rows, state.exchange)), state.error
 
     def check(updates: PyTree, state: Any, params: PyTree | None) -> None:
-        """Refuses what `update` cannot exchange."""
         if not allow_masked:
             refuse_masked(updates)
         wanted = jax.eval_shape(lambda leaves: inside(init(leaves)), updates)
@@ -220,17 +215,16 @@ def compressed_pmean(
         found = inside(state)
         if len(found[1]) != len(wanted[1]) or _shapes(found) != _shapes(wanted):
             raise ValueError(
-                f"compressed_pmean(state): must be what init makes of these gradients for "
-                f"{exchange!r}, {memory!r} and {bucketing!r}, got arrays of other shapes; start "
-                "from fg.init_state(tx, params, mesh, axis_name), and pass zeros for what has no "
-                "gradient."
+                f"compressed_pmean(state): must be made for these gradients, {exchange!r}, "
+                f"{memory!r} and {bucketing!r}, got arrays of other shapes; start from "
+                "fg.init_state(tx, params, mesh, axis_name), and pass zeros for missing gradients."
             )
 
     def error_of(x: PyTree, error: PyTree | None, comm: Comm) -> Any:
         if track_error and error is None:
             raise ValueError(
-                "compressed_pmean(track_error): must be False for an exchange that keeps what it "
-                f"loses itself, got True for {exchange!r}; log the exchange_residual of fg.metrics."
+                "compressed_pmean(track_error): must be False for an exchange with its own "
+                f"residual, got True for {exchange!r}; log the exchange_residual of fg.metrics."
             )
         return comm.relative_error(error, x) if track_error else ()
 
@@ -245,8 +239,8 @@ def compressed_pmean(
         refuse_mistyped("compressed_pmean", extra)
         check(updates, state, params)
         before, states, _ = inside(state)
-        # Here and not above: making a key starts the backend, and a transformation may be made
-        # before jax.distributed is initialized.
+        # Not earlier, because a key starts the backend, and jax.distributed may not be
+        # initialized when the transformation is made.
         comm = Comm.of(axis_name, key, state.step)
 
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
@@ -288,17 +282,17 @@ def _shapes(tree: PyTree) -> list[Any]:
 def travel(
     exchange: Exchange, x: PyTree, states: tuple[State, ...], comm: Comm, bucketing: Bucketing
 ) -> tuple[Averaged, tuple[State, ...]]:
-    """A float32 tree through an exchange, bucket by bucket, and the next states of the buckets.
+    """Send a float32 tree through an exchange, bucket by bucket, and return the next states.
 
-    `stats.finite` of the result says whether the mean is finite, too.
+    `stats.finite` of the result also says if the mean is finite.
     """
     buckets, join = _bucketing.to_buckets(_axes.whole(x), bucketing)
     run = _traced_once(exchange, comm.axis_name) if len(buckets) > 1 else exchange.mean
     outs: list[Averaged] = []
     for i, (bucket, state) in enumerate(zip(buckets, states, strict=True)):
-        # One after the other: a scheduler that may work on many at a time puts all their
-        # collectives at the end, where nothing is left to run beside them. What is bad in one
-        # bucket is so in the next, a dependency that no compiler may drop.
+        # Buckets run in sequence, because XLA would otherwise schedule all collectives at the
+        # end, without overlap. A NaN in one bucket propagates to all later ones. XLA cannot drop
+        # this dependency.
         if outs:
             bucket = _finite.nan_unless(jnp.asarray(outs[-1].stats.finite), bucket)
         out = run(bucket, state, comm.fold(i))
@@ -314,7 +308,7 @@ def travel(
 
 
 def _traced_once(exchange: Exchange, axis_name: AxisName) -> Callable[..., Averaged]:
-    """`exchange.mean`, traced once for buckets that are alike; a large model has dozens."""
+    """Trace `exchange.mean` once for buckets of the same shapes; large models have dozens."""
 
     @jax.jit
     def mean(parts: Bucket, state: State, step: Step) -> Averaged:
@@ -333,7 +327,7 @@ def _traced_once(exchange: Exchange, axis_name: AxisName) -> Callable[..., Avera
 
 
 def _alike(tree: PyTree) -> PyTree:
-    """The same whatever pieces of their groups its parts are, which the bucketing alone reads."""
+    """Set the `piece` of each part to 0, so that buckets of the same shapes share one trace."""
 
     def first(node: Any) -> Any:
         return dataclasses.replace(node, piece=0) if isinstance(node, Part) else node
@@ -342,24 +336,24 @@ def _alike(tree: PyTree) -> PyTree:
 
 
 def all_finite(stats: Stats, mean: PyTree) -> jax.Array:
-    """Whether a step was finite in all buckets, on the whole mesh, and in the leaves' dtypes."""
-    # Only a narrower dtype can be left by a mean that was finite.
+    """True if a step was finite in all buckets, on the whole mesh and in the leaves' dtypes."""
+    # A finite float32 mean can overflow only in a narrower dtype.
     leaves = [leaf for leaf in jax.tree.leaves(mean) if leaf.dtype != jnp.float32]
     flag = _axes.everywhere(jnp.asarray(stats.finite) & _finite.all_finite(leaves))
-    # Kept: every leaf of the state would find it again, which takes XLA minutes for many leaves.
+    # XLA would otherwise recompute the flag for every leaf, and compile for minutes.
     return lax.optimization_barrier(flag)
 
 
 def hide_bad(policy: NonFinite, finite: jax.Array, mean: PyTree) -> PyTree:
-    """What a step returns for its mean: zeros for a bad one, unless that is to be seen."""
+    """Replace the mean of a bad step by zeros, unless the policy is "propagate"."""
     if policy == "propagate":
         return mean
     return jax.tree.map(lambda m: jnp.where(finite, m, 0), mean)
 
 
 def counters(before: Any, stats: Stats, finite: jax.Array) -> dict[str, jax.Array]:
-    """The counters of a state after a step."""
-    # What is bad in one bucket makes all later ones so, whose values then count for nothing.
+    """Update the counters of a state after a step."""
+    # A NaN in one bucket propagates to all later ones, whose overflow is then meaningless.
     overflow = _axes.over_other_axes(_sum, jnp.where(finite, stats.overflow, 0))
     return {
         "step": _count.next_step(before.step),
@@ -369,5 +363,5 @@ def counters(before: Any, stats: Stats, finite: jax.Array) -> dict[str, jax.Arra
 
 
 def _sum(count: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """Sum a count over mesh axes. Each device has an equal share of the largest count at most."""
+    """Sum a count over mesh axes. The share of each device is capped, so that no sum overflows."""
     return lax.psum(jnp.minimum(count, _count.MOST // _axes.size(axes)), axes)

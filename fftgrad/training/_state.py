@@ -1,4 +1,4 @@
-"""The states that count steps, also where a framework has made dicts of named tuples."""
+"""States that count steps, their sharding, and how to make them on a mesh."""
 
 import warnings
 from collections.abc import Callable, Container, Mapping
@@ -20,11 +20,11 @@ class ShardedState(NamedTuple):
     """State of `fg.optimizers.sharded`.
 
     Attributes:
-      step: how many updates there were, int32, equal on all workers.
-      skipped: how many of them were left out, because anything was not finite; equal on all.
-      memory: of the gradients that each worker could not send.
-      inner: the inner optimizer's state, of which each worker has that of its shard.
-      ahead: by how much the owner's own parameters differ from what all workers have, float32.
+      step: number of updates, int32, equal on all workers.
+      skipped: number of updates in which a value was not finite; equal on all workers.
+      memory: state of the memory, one for each worker.
+      inner: state of the inner optimizer, sharded over the workers.
+      ahead: the owner's float32 parameters minus the parameters that all workers have, sharded.
     """
 
     step: jax.Array
@@ -35,7 +35,7 @@ class ShardedState(NamedTuple):
 
 
 def is_state(node: Any, *kinds: type) -> bool:
-    """Whether a node is a state of a kind, or a dict of one, which may lack what is empty."""
+    """True if a node is a state of one of the kinds, or a dict of its non-empty fields."""
     if isinstance(node, Mapping):
         keys = set(cast("Mapping[Any, Any]", node))
         return any({"step", "skipped"} <= keys <= set(kind.__annotations__) for kind in kinds)
@@ -43,7 +43,7 @@ def is_state(node: Any, *kinds: type) -> bool:
 
 
 def has_ours(tree: PyTree) -> bool:
-    """Whether a tree has a state of `compressed_pmean` in it, or rows of workers."""
+    """True if a tree holds a state of `compressed_pmean`, or rows of workers."""
 
     def is_ours(node: Any) -> bool:
         return is_rows(node) or is_state(node, CompressedPmeanState)
@@ -54,32 +54,32 @@ def has_ours(tree: PyTree) -> bool:
 def state_specs(
     opt_state: PyTree, axis_name: AxisName, param_specs: PyTree | None = None
 ) -> PyTree:
-    """Function: the PartitionSpecs of an optimizer state that holds `compressed_pmean`'s.
+    """Function: the PartitionSpecs of an optimizer state that contains `compressed_pmean`.
 
-    What each worker has of its own, such as the residual of error feedback, is sharded over the
-    leading axis of workers; everything else is replicated. Where the parameters are sharded over
-    other axes of the mesh, the state follows them: what has the path of a parameter at the end of
-    its own, such as Adam's moments or a residual, is sharded as the parameter is, and what an
-    exchange keeps of its buckets, or Adafactor of rows, has one piece for each shard.
+    Leaves that differ between workers, such as the residual of error feedback, are sharded over
+    the leading axis of workers. All others are replicated. If parameters are sharded over other
+    mesh axes, the state follows them. A leaf whose path ends with the path of a parameter, such as
+    a moment or a residual, is sharded like that parameter. Arrays of buckets, and the rows of
+    Adafactor, have one piece for each shard.
 
-    The state may be part of a larger one, such as Flax's `TrainState`, whose parameters are then
-    sharded by `param_specs`, and its named tuples may have become dicts, as in `nnx.state`: there a
-    dict of which `worker_rows` is the only key is what each worker has of its own.
+    The state may be part of a larger one, such as Flax's `TrainState`, whose parameters get
+    `param_specs`. Named tuples may be dicts, as in `nnx.state`. A dict whose only key is
+    `worker_rows` is then sharded over the workers.
 
     Args:
-      opt_state: any state with that of `compressed_pmean` in it, nested as it may be, or its shapes
-        (`jax.eval_shape(tx.init, params)`).
+      opt_state: a state that contains the one of `compressed_pmean`, nested in any way, or its
+        shapes (`jax.eval_shape(tx.init, params)`).
       axis_name: the axis, or axes, of the workers.
-      param_specs: the parameters' own PartitionSpecs, in a tree like theirs; all replicated if
-        left out.
+      param_specs: the PartitionSpecs of the parameters, in a tree like theirs; None if all are
+        replicated.
 
     Returns:
-      The same tree with a `jax.sharding.PartitionSpec` at each leaf: for the `in_specs` and
-      `out_specs` of `jax.shard_map`, or, under a mesh, for `jax.sharding.NamedSharding`.
+      The same tree with a `jax.sharding.PartitionSpec` at each leaf, for the `in_specs` and
+      `out_specs` of `jax.shard_map`, or for `jax.sharding.NamedSharding`.
 
     Raises:
-      ValueError: if there is no state of `compressed_pmean` in it, or if a parameter is sharded
-        over the axis of the workers.
+      ValueError: if the state does not contain one of `compressed_pmean`, or if a parameter is
+        sharded over the axis of the workers.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
@@ -93,10 +93,9 @@ def state_specs(
     _axes.check_names("state_specs(axis_name)", axis_name)
     if not has_ours(opt_state):
         raise ValueError(
-            "state_specs(opt_state): must have the state of compressed_pmean in it, got a "
+            "state_specs(opt_state): must hold the state of compressed_pmean, got a "
             f"{type(opt_state).__name__} without; pass fg.init_state(tx, params, mesh, axis_name) "
-            "or "
-            "jax.eval_shape(tx.init, params), of a tx with compressed_pmean in it."
+            "or jax.eval_shape(tx.init, params)."
         )
     by_path = of_params(param_specs)
     workers = _axes.names(axis_name)
@@ -104,11 +103,9 @@ def state_specs(
     for path, param_spec in by_path.items():
         if not set(workers).isdisjoint(_axes.named(param_spec)):
             raise ValueError(
-                f"state_specs(param_specs{''.join(path)}): must not shard a parameter over the "
-                f"axis of the exchange, got {param_spec} for {axis_name!r}: the mean would be one "
-                "of gradients of different parameters; shard it over another axis of the mesh, or "
-                "gather it in the loss by fg.optimizers.gather_parameters, with an optimizer of "
-                "optax alone."
+                f"state_specs(param_specs{''.join(path)}): must not name {axis_name!r}, the axis "
+                f"of the workers, got {param_spec}; shard it over another axis of the mesh, or use "
+                "fg.optimizers.gather_parameters."
             )
     others = tuple(dict.fromkeys(name for spec in by_path.values() for name in _axes.named(spec)))
 
@@ -116,7 +113,7 @@ def state_specs(
         end = param_of(path, by_path)
         if end is not None and len(by_path[end]) <= jnp.ndim(node):
             return by_path[end]
-        # Of fewer axes than a parameter: made of each shard, as the rows of Adafactor.
+        # A leaf with fewer axes than the parameter, such as a row of Adafactor, is one per shard.
         return of_mesh(node) if end else PartitionSpec()
 
     def own_like_params(path: tuple[Any, ...], node: Any) -> PartitionSpec:
@@ -132,8 +129,7 @@ def state_specs(
         return PartitionSpec((*workers, *others) if others else own)
 
     def of_exchange(node: Any) -> PyTree:
-        # Its arrays belong to buckets. A path in it that ends like that of a parameter, as list
-        # positions do, means something else.
+        # Arrays of an exchange belong to buckets, even if a path ends like that of a parameter.
         return jax.tree.map(of_worker if is_rows(node) else of_mesh, node)
 
     def of_pmean(fields: Mapping[str, Any]) -> dict[str, PyTree]:
@@ -165,17 +161,17 @@ def state_specs(
 
 
 Path: TypeAlias = tuple[str, ...]
-"""The keys on the way to a leaf, as text."""
+"""The keys from the root to a leaf, as text."""
 
 
 def of_params(tree: PyTree) -> dict[Path, Any]:
-    """What there is of each parameter, such as its PartitionSpec, by its path."""
+    """Map the path of each parameter to its leaf, such as its PartitionSpec."""
     pairs = jax.tree.leaves_with_path(tree, is_leaf=lambda node: isinstance(node, PartitionSpec))
     return {tuple(map(str, path)): leaf for path, leaf in pairs}
 
 
 def param_of(path: tuple[Any, ...], params: Container[Path]) -> Path | None:
-    """The longest path of a parameter that ends the path of a leaf."""
+    """Return the longest path of a parameter that ends the path of a leaf."""
     names = tuple(map(str, path))
     ends = (names[start:] for start in range(len(names) + 1))
     return next((end for end in ends if end in params), None)
@@ -194,33 +190,33 @@ def init_state(
 ) -> Any:
     """Function: the state of an optax transformation, sharded over the workers of a mesh.
 
-    It is `tx.init(params)` on every worker, under `jax.shard_map`, with the specs of
-    `fg.state_specs`: what each worker has of its own gets a row for each worker.
+    It runs `tx.init(params)` on every worker, under `jax.shard_map`, with the specs of
+    `fg.state_specs`. Leaves that differ between workers get one row for each worker.
 
         state = fg.init_state(tx, params, mesh, "data")
         train = fg.data_parallel(step, mesh, "data")
 
-    A momentum of optax behind error feedback, in a chain, is a `UserWarning`.
+    It warns (`UserWarning`) about an optax momentum behind error feedback.
 
-    Where a framework keeps the state of the optimizer in one of its own, give it the function that
-    makes that: `lambda params: TrainState.create(apply_fn=apply, params=params, tx=tx)`.
+    If a framework stores the optimizer state in its own state, pass a function that makes that
+    state: `lambda params: TrainState.create(apply_fn=apply, params=params, tx=tx)`.
 
     Args:
-      tx: an optax transformation with `compressed_pmean` in it, or a function of the parameters
-        that makes any state with its state in it.
-      params: the parameters: global arrays, or arrays of each process, on its host or on devices
-        of its own, that are equal on all processes; JAX raises where they differ.
+      tx: an optax transformation that contains `compressed_pmean`, or a function of the parameters
+        that returns a state with its state inside.
+      params: the parameters: global arrays, or arrays of each process, on its host or its own
+        devices, equal on all processes; JAX raises if they differ.
       mesh: the mesh of the training step, with axes of type Auto or Explicit.
       axis_name: the axis, or axes, of the workers.
-      param_specs: the parameters' own PartitionSpecs, in a tree like theirs, where a step has its
-        shard of each. Left out where it has whole parameters, as for `data_parallel`: what has the
-        path and the shape of a parameter is then sharded as that lies on the mesh.
+      param_specs: the PartitionSpecs of the parameters, in a tree like theirs, if a step sees
+        shards. Leave it out if a step sees whole parameters, as for `data_parallel`. State leaves
+        with the path and shape of a parameter then get the sharding of that parameter.
 
     Returns:
-      The state, of global arrays.
+      The state, as global arrays.
 
     Raises:
-      ValueError: if there is no state of `compressed_pmean` in it, if the mesh does not have the
+      ValueError: if the state does not contain one of `compressed_pmean`, if the mesh lacks the
         axis, or if a parameter is sharded over it.
 
     Example:
@@ -234,16 +230,16 @@ def init_state(
     if not callable(tx):
         check_transformation("init_state(tx)", tx)
     make: Any = getattr(tx, "init", tx)
-    # What a device has may travel in fewer buckets than the whole.
+    # The shards of one device may need fewer buckets than the whole parameters.
     pieces = params if param_specs is None else _pieces(params, param_specs, mesh)
     state = jax.eval_shape(make, pieces)
     specs = state_specs(state, axis_name, param_specs)
     if _momentum_follows(state):
         warnings.warn(
-            "init_state(tx): a momentum behind error feedback delays each gradient twice: "
-            "PowerSGD before Adam ended 11 % above dense, without the momentum where dense did; "
-            "use fg.optimizers.feedback_adam, feedback_muon or feedback_sgd in place of both, or "
-            "optax.rmsprop behind it. With b1=0.0 there is no momentum: ignore this warning.",
+            "init_state(tx): must not chain a momentum behind error feedback, got one, which "
+            "delays each gradient twice and raised the final loss of PowerSGD with Adam by 11 %; "
+            "use fg.optimizers.feedback_adam, feedback_muon or feedback_sgd for both. Ignore this "
+            "warning if b1=0.0.",
             UserWarning,
             stacklevel=2,
         )
@@ -257,14 +253,14 @@ def init_state(
     if mesh.is_multi_process:
         params = jax.tree.map(_to_host, params)
     mapped = jax.shard_map(
-        # As a list, because what a framework keeps beside its arrays need not equal itself.
+        # A list, because the static data of a framework's state need not compare equal.
         lambda own: jax.tree.leaves(make(own)),
         mesh=mesh,
         in_specs=(ins,),
         out_specs=outs,
         axis_names=set(manual),
     )
-    # Not of all, because some may lie in the memory of the host.
+    # Only the changed ones, because others may be in host memory.
     changed = [new if new != old else None for new, old in zip(wanted, outs, strict=True)]
     put = lambda leaf, spec: (  # noqa: E731
         leaf if spec is None else _axes.place(leaf, mesh, spec, mesh.axis_names)
@@ -278,7 +274,7 @@ def init_state(
 
 
 def _spec_of(leaf: Any, mesh: Mesh) -> PartitionSpec:
-    """How a parameter is sharded over the axes of the mesh."""
+    """Return the PartitionSpec of a parameter over the axes of the mesh."""
     spec = getattr(getattr(leaf, "sharding", None), "spec", PartitionSpec())
     return spec if set(_axes.named(spec)) <= set(mesh.axis_names) else PartitionSpec()
 
@@ -286,7 +282,7 @@ def _spec_of(leaf: Any, mesh: Mesh) -> PartitionSpec:
 def _like_params(
     state: PyTree, specs: list[PartitionSpec], params: PyTree, placed: PyTree
 ) -> list[PartitionSpec]:
-    """The specs, where what has the path and the shape of a parameter is sharded as that is."""
+    """Extend the specs of leaves that have the path and shape of a parameter by its spec."""
     likes, own = of_params(params), of_params(placed)
 
     def one(path: tuple[Any, ...], leaf: Any, spec: PartitionSpec) -> PartitionSpec:
@@ -300,7 +296,7 @@ def _like_params(
 
 
 def _momentum_follows(state: PyTree) -> bool:
-    """Whether a momentum follows a residual in a chain; a whole optimizer has its own."""
+    """Detect a momentum after a residual in a chain. A whole optimizer is not a chain."""
     if type(state) is not tuple:
         return False
     late = False
@@ -318,16 +314,14 @@ def _refuse_sharded(params: PyTree, axis_name: AxisName) -> None:
         spec = getattr(getattr(leaf, "sharding", None), "spec", PartitionSpec())
         if not own.isdisjoint(_axes.named(spec)):
             raise ValueError(
-                f"init_state(params{jax.tree_util.keystr(path)}): must be whole on every worker "
-                "along "
-                f"{axis_name!r}, or sharded over other axes, got {spec}; name another axis_name, "
-                "because gradients of different parameters have no mean, or gather them in the "
-                "loss by fg.optimizers.gather_parameters, and use an optimizer of optax alone."
+                f"init_state(params{jax.tree_util.keystr(path)}): must be whole along "
+                f"{axis_name!r}, got {spec}; name another axis_name, or use an optax optimizer "
+                "with fg.optimizers.gather_parameters in the loss."
             )
 
 
 def _pieces(params: PyTree, specs: PyTree, mesh: Mesh) -> PyTree:
-    """The shapes of what one device has of the parameters."""
+    """Return the shapes of one device's shards of the parameters."""
 
     def own(spec: PartitionSpec, leaves: PyTree) -> PyTree:
         def piece(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -342,6 +336,6 @@ def _pieces(params: PyTree, specs: PyTree, mesh: Mesh) -> PyTree:
 
 
 def _to_host(leaf: Any) -> Any:
-    """What only this process has, as a value: JAX moves no array to devices of other processes."""
+    """Copy arrays of this process to the host: JAX moves none to devices of other processes."""
     is_own = isinstance(leaf, jax.Array) and leaf.is_fully_addressable
     return jax.device_get(leaf) if is_own else leaf

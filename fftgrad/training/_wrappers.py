@@ -1,4 +1,4 @@
-"""A transformation of which each worker keeps a state of its own."""
+"""Transformations beside `compressed_pmean`: delay, clipping, freezing, accumulation."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,18 +11,18 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import PyTree
-from fftgrad._values import check_count, check_transformation
+from fftgrad._values import check_count, check_transformation, check_within
 from fftgrad.exchanges._shards import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.ops import _count, _finite, _rounding
 from fftgrad.training._gradients import refuse_weight, stands_in
 
 
 def local_state(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Transformation: another one, of which each worker keeps a state of its own.
+    """Transformation: wrap another one, whose state then differs between the workers.
 
-    What comes before `compressed_pmean` sees the gradients of one worker only, so its state differs
-    between the workers. This gives the state a leading axis of workers, which `fg.state_specs`
-    shards. To compress the update of a local preconditioner:
+    A transformation before `compressed_pmean` sees the gradients of one worker, so its state
+    differs between the workers. This wrapper adds a leading axis of workers to the state, which
+    `fg.state_specs` shards. For example, compress the update of a local preconditioner:
 
         tx = optax.chain(
             fg.local_state(optax.scale_by_adam()),
@@ -36,8 +36,8 @@ def local_state(tx: optax.GradientTransformation) -> optax.GradientTransformatio
       tx: any optax transformation.
 
     Returns:
-      An `optax.GradientTransformationExtraArgs` whose state is a `PerWorker`. What its `update`
-      takes besides, such as `value=loss`, `tx` gets if it takes it.
+      An `optax.GradientTransformationExtraArgs` whose state is a `PerWorker`. It passes extra
+      arguments of `update`, such as `value=loss`, to `tx` if `tx` accepts them.
 
     Example:
       >>> import jax.numpy as jnp, optax
@@ -60,24 +60,24 @@ def local_state(tx: optax.GradientTransformation) -> optax.GradientTransformatio
 
 
 def delay() -> optax.GradientTransformationExtraArgs:
-    """Transformation: the gradients of the step before; zeros in the first step.
+    """Transformation: return the gradients of the previous step; zeros in the first step.
 
-    In front of `compressed_pmean`, it makes the exchange depend on the state alone. So a compiler
-    with asynchronous collectives can run it beside the forward and backward pass. Error feedback
-    loses nothing. For equal gradients, the updates are those without it, one step later, but an
-    exchange that draws, or begins with a state, does so a step earlier.
+    Before `compressed_pmean`, it makes the exchange depend on the state alone. A compiler with
+    asynchronous collectives can then overlap the exchange with the forward and backward pass. Error
+    feedback loses nothing. For equal gradients, updates are those without delay, one step later.
+    Only the random draws and the first state of an exchange come one step earlier.
 
         mean = fg.compressed_pmean(exchange, memory, axis_name="data")
         tx = optax.chain(fg.training.delay(), mean, ...)
 
-    The price: gradients are a step old, and a float32 gradient more is kept. XLA for a CPU has no
-    asynchronous collectives, so there it gains nothing.
+    The costs are gradients that are one step old, and memory for one more float32 gradient. XLA
+    for a CPU has no asynchronous collectives, so there is no gain on a CPU.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` whose state is a `PerWorker`.
 
     Raises:
-      ValueError: while tracing, if `update` gets a `weight`, which is not that of the step before.
+      ValueError: while tracing, if `update` gets a `weight`, which belongs to another step.
 
     Example:
       >>> tx = fg.training.delay()
@@ -98,7 +98,7 @@ def delay() -> optax.GradientTransformationExtraArgs:
         updates: optax.Updates, state: Any, params: PyTree | None = None, **extra: Any
     ) -> tuple[optax.Updates, PerWorker]:
         del params
-        refuse_weight("delay", extra.get("weight"), "what it would weigh is of the step before")
+        refuse_weight("delay", extra.get("weight"), "the gradient is that of the previous step")
         late = jax.tree.map(lambda old, g: old.astype(g.dtype), drop_worker_axis(state), updates)
         return late, add_worker_axis(jax.tree.map(lambda g: g.astype(jnp.float32), updates))
 
@@ -108,10 +108,10 @@ def delay() -> optax.GradientTransformationExtraArgs:
 def clip_by_local_norm(max_norm: float) -> optax.GradientTransformation:
     """Transformation: clip the norm of each worker's own gradient at max_norm.
 
-    So the norm of the workers' mean is at most `max_norm` too. It goes before `compressed_pmean`,
-    or before a whole optimizer, in the chain, where nothing has accumulated in a residual yet. If
-    the gradients of w workers are mostly independent noise, each is up to √w times as long as their
-    mean: then √w times the bound of `optax.clip_by_global_norm` clips as often.
+    The norm of the mean is then at most `max_norm` too. Put it before `compressed_pmean`, or before
+    a whole optimizer, so that it acts before residuals accumulate. If the gradients of w workers
+    are mostly independent noise, each is up to √w times as long as their mean. To clip as often as
+    `optax.clip_by_global_norm`, multiply its bound by √w.
 
     Args:
       max_norm: bound of the norm of a worker's gradient, over all leaves, positive.
@@ -119,13 +119,10 @@ def clip_by_local_norm(max_norm: float) -> optax.GradientTransformation:
     Returns:
       An `optax.GradientTransformation` without state.
 
-    Claims: gradients of any finite size are clipped; what is not finite stays so.
+    Claims: finite gradients of any size are clipped; non-finite values stay non-finite.
 
-    Differs from the paper: DGC bounds the workers' sum, if they are independent, by `max_norm`, and
-      clips each gradient at max_norm / √w; pass that.
-
-    Raises:
-      ValueError: if `max_norm` is not positive.
+    Differs from the paper: DGC clips each gradient at max_norm / √w, which bounds the sum of
+      independent gradients by max_norm. Pass max_norm / √w for the same effect.
 
     Example:
       >>> clip = fg.training.clip_by_local_norm(1.0)
@@ -135,21 +132,17 @@ def clip_by_local_norm(max_norm: float) -> optax.GradientTransformation:
     References:
       Lin et al., ICLR 2018, arXiv:1712.01887.
     """
-    if not max_norm > 0:
-        raise ValueError(
-            f"clip_by_local_norm(max_norm): must be positive, got {max_norm}; leave it out of the "
-            "chain to clip nothing."
-        )
+    check_within("clip_by_local_norm(max_norm)", max_norm, "(0, inf)", "use 1.0.")
 
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None
     ) -> tuple[optax.Updates, Any]:
         del params
         wide = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
-        # In units in which no square overflows or vanishes.
+        # A unit in which no square overflows or underflows.
         unit = _finite.unit_for(_finite.top(wide))
         norm = jnp.sqrt(_finite.square(wide, unit))
-        long = norm * unit > max_norm  # False for NaN, which then stays what it is
+        long = norm * unit > max_norm  # False for NaN, which stays NaN
 
         def clip(g: jax.Array, own: jax.Array) -> jax.Array:
             return jnp.where(long, (own / unit) * (max_norm / norm), own).astype(g.dtype)
@@ -165,38 +158,36 @@ Mask = PyTree | Callable[[PyTree], PyTree]
 def trainable(
     tx: optax.GradientTransformation, mask: Mask
 ) -> optax.GradientTransformationExtraArgs:
-    """Transformation: another one, of the leaves that are trained; the others stay as they are.
+    """Transformation: apply another one to the trained leaves, and freeze the others.
 
-    For fine-tuning with frozen leaves, as by LoRA. The transformation inside does not see frozen
-    leaves: they take no bytes, no residual and no moments. Put it around the whole chain:
+    Use it for fine-tuning with frozen leaves, as in LoRA. The inner transformation does not see
+    frozen leaves, so they take no bytes, no residual and no moments. Put it around the whole chain:
 
         lora = lambda params: jax.tree_util.tree_map_with_path(
             lambda path, _: "lora" in jax.tree_util.keystr(path), params
         )
         tx = fg.trainable(fg.optimizers.feedback_adam(3e-4, axis_name="data"), lora)
 
-    What comes after it in a chain sees zeros for frozen leaves, and a weight decay there would move
-    them. A mask after the exchange, as `optax.freeze` or an `optax.partition` around the optimizer
-    alone, is too late: gradients of frozen leaves are compressed with the others, take most of a
-    top-k, and pile up in the residual, without an error.
+    Put nothing behind it in a chain: a weight decay there would move frozen leaves. A mask after
+    the exchange, such as `optax.freeze`, is too late: frozen leaves would be compressed with the
+    others, take most of a top-k, and accumulate in the residual, without an error.
 
     Args:
       tx: any optax transformation; complete, with its learning rate.
-      mask: as for `optax.masked`: a tree of bools like the parameters, or with one in place of a
-        subtree, or a function that makes it of them; True for what is trained.
+      mask: as for `optax.masked`: a tree of bools like the parameters, where one bool may stand for
+        a subtree, or a function of the parameters that returns one. True means trained.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` with the state of `tx`. The updates of frozen
       leaves are zeros.
 
-    Wire: that of `tx` for the leaves that are trained, `fg.wire_bytes(exchange, trained)` with
+    Wire: that of `tx` for the trained leaves, `fg.wire_bytes(exchange, trained)` with
       `trained = jax.tree.map(lambda keep, leaf: leaf if keep else None, mask, params)`.
 
-    Claims: the same updates and states, to the bit, as of `tx` on a tree that has these leaves
-      alone.
+    Claims: updates and states are bit-identical to those of `tx` on a tree of the trained leaves.
 
     Raises:
-      TypeError: while tracing, if a leaf of the mask is no bool.
+      TypeError: while tracing, if a leaf of the mask is not a bool.
 
     Example:
       >>> import jax.numpy as jnp, optax
@@ -222,7 +213,7 @@ def trainable(
         moves, state = run(_trained(own, updates), state, inside, **extra)
 
         def whole(keep: bool, grad: PyTree, move: PyTree) -> PyTree:
-            # Made anew, because JAX may type the gradient as varying.
+            # New zeros, because JAX may type the gradient as varying.
             return move if keep else jax.tree.map(lambda g: jnp.zeros(g.shape, g.dtype), grad)
 
         return jax.tree.map(whole, own, updates, moves), state
@@ -231,22 +222,21 @@ def trainable(
 
 
 def _made(mask: Mask, tree: PyTree) -> PyTree:
-    """The mask as a tree of bools."""
-    # A module that is a tree of bools may have a call, too.
+    """Return the mask as a tree of bools."""
+    # A module that is a tree of bools may also be callable.
     is_function = callable(mask) and jax.tree_util.all_leaves([mask])
     made = mask(tree) if is_function else mask
     for path, keep in jax.tree.leaves_with_path(made):
         if not isinstance(keep, bool | np.bool_):
             raise TypeError(
-                f"trainable(mask{jax.tree_util.keystr(path)}): must be True for what is trained, "
-                f"and False for what is frozen, got {keep!r}; use a tree of bools, or a function "
-                "from the parameters to one."
+                f"trainable(mask{jax.tree_util.keystr(path)}): must be True for trained leaves, "
+                f"else False, got {keep!r}; use a tree of bools, or a function that returns one."
             )
     return made
 
 
 def _trained(mask: PyTree, tree: PyTree) -> PyTree:
-    """The tree without what is frozen."""
+    """Replace frozen leaves by None."""
     return jax.tree.map(lambda keep, part: part if keep else None, mask, tree)
 
 
@@ -254,9 +244,9 @@ class MultiStepsState(NamedTuple):
     """State of `multi_steps`.
 
     Attributes:
-      step: how many gradients there were, int32, equal on all workers.
-      total: the mean so far of each worker's own, float32, and what rounding dropped of the last.
-      inner: the inner transformation's state.
+      step: number of gradients, int32, equal on all workers.
+      total: mean so far of each worker's own gradients, float32, plus the last rounding error.
+      inner: state of the inner transformation.
     """
 
     step: jax.Array
@@ -265,31 +255,30 @@ class MultiStepsState(NamedTuple):
 
 
 def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientTransformation:
-    """Transformation: another one, once every k steps, on the mean of k gradients.
+    """Transformation: apply another one every k steps, to the mean of k gradients.
 
-    Each worker adds up its own gradients and only their mean is exchanged: the link is used once in
-    k steps, as for one batch k times as large. In between the updates are zeros. What is lost by
-    rounding a mean to the dtype of a narrow leaf is added to the next.
+    Each worker adds up its own gradients, and only their mean is exchanged. The link is used once
+    in k steps, as for one batch k times as large. The updates of the other steps are zeros. The
+    error of rounding a mean to a narrow dtype is added to the next mean.
 
         tx = fg.multi_steps(
             optax.chain(fg.compressed_pmean(exchange, memory, axis_name="data"), optax.adamw(3e-4)),
             every=4,
         )
 
-    Do not use `optax.MultiSteps` for this: it exchanges in every step and throws most results away,
-    and its sum, which differs between the workers, is typed as replicated.
+    Do not use `optax.MultiSteps` for this. It exchanges in every step and discards most results.
+    Its sum differs between the workers, but is typed as replicated.
 
     Args:
-      tx: what to do with the mean, with `compressed_pmean` in it.
-      every: k, the number of gradients to an update.
+      tx: a transformation of the mean that contains `compressed_pmean`.
+      every: k, the number of gradients per update.
 
     Returns:
-      An `optax.GradientTransformation` whose state is an `MultiStepsState`; `fg.state_specs` knows
-      what of it each worker has of its own.
+      An `optax.GradientTransformation` whose state is a `MultiStepsState`, which `fg.state_specs`
+      shards.
 
     Raises:
-      ValueError: if `every` is not positive; while tracing, if `update` gets a `weight`, because
-        that of the last gradient is not that of all.
+      ValueError: while tracing, if `update` gets a `weight`, because each gradient has its own.
 
     Example:
       >>> import jax.numpy as jnp, optax
@@ -309,7 +298,7 @@ def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientT
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, MultiStepsState]:
-        refuse_weight("multi_steps", extra.get("weight"), "each of the gradients has its own")
+        refuse_weight("multi_steps", extra.get("weight"), "each gradient has its own")
         total = jax.tree.map(
             lambda t, g: t + g.astype(jnp.float32) * (1.0 / every),
             drop_worker_axis(state.total),
@@ -322,12 +311,12 @@ def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientT
             done, inner = run(mean, inner, params, **extra)
             if lost is None:
                 return done, jax.tree.map(jnp.zeros_like, total), inner
-            # Nothing of a mean that was not finite, or all that follow would not be.
+            # The rounding error of a non-finite mean would spoil all later means.
             return done, jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, 0), lost), inner
 
         def wait(inner: PyTree) -> Any:
             like, *_ = jax.eval_shape(emit, inner)
-            # Typed alike: a mean over the workers may still vary along another axis.
+            # Zeros of the same type: a mean over the workers may vary along another axis.
             zeros = jax.tree.map(lambda a: _axes.vary_like(jnp.zeros(a.shape, a.dtype), a), like)
             return zeros, total, inner
 

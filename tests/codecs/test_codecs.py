@@ -239,7 +239,7 @@ MISTAKES = [
     (lambda: fg.codecs.FixedRangeFloat(4, 1.0, minimum=-1e-9), ValueError, "more even range"),
     (lambda: fg.compress(fg.Identity(), jnp.arange(3)), TypeError, "differentiated"),
     (lambda: fg.compress(fg.Identity(), jnp.ones(3, complex)), TypeError, "cast it"),
-    (lambda: fg.compress(fg.TopK(k=1), jnp.ones((0, 3))), ValueError, "leave empty arrays out"),
+    (lambda: fg.compress(fg.TopK(k=1), jnp.ones((0, 3))), ValueError, "must not be empty"),
     (lambda: fg.chain(fg.RangeFloat(8), fg.TopK(k=1)), ValueError, "one quantizer at the end"),
     (lambda: round_trip(fg.chain(fg.Fft(), fg.Fft()), NINE), ValueError, "first in the chain"),
     (lambda: round_trip(fg.chain(fg.Fft(), fg.Cast("bfloat16")), NINE), ValueError, "RangeFloat"),
@@ -253,8 +253,8 @@ MISTAKES = [
     (lambda: fg.decompress(fg.Sign, (), NINE), TypeError, r"decompress\(codec\)"),
     (
         lambda: fg.tools.decompress_mean(fg.Sign(), [fg.compress(fg.Sign(), NINE)] * 2, NINE),
-        TypeError,
-        r"got 2 payloads; stack them by jax\.tree\.map",
+        ValueError,
+        "stacked for",
     ),
 ]
 

@@ -294,11 +294,11 @@ def test_recovery_by_the_loss():
     ("make", "remedy"),
     [
         (lambda: fg.methods.fft_sparsification(theta=15), r"the paper uses 0\.85"),
-        (lambda: fg.methods.fft_sparsification(theta_schedule={}, recover=(0.5,)), "not both"),
+        (lambda: fg.methods.fft_sparsification(theta_schedule={}, recover=(0.5,)), "leave one out"),
         (lambda: fg.methods.diminishing_theta(0.1, 0.0, 5), "learning_rate_0"),
         (lambda: fg.methods.recover_by_loss(optax.identity(), 0.0), "use 0.1"),
         (lambda: fg.methods.scale_by_one_bit_adam(0, 4), "a tenth"),
-        (lambda: fg.methods.terngrad(dense=("x",), workers=4), "leave workers out"),
+        (lambda: fg.methods.terngrad(dense=("x",), workers=4), "leave one out"),
         (lambda: fg.methods.acp_sgd(rank=0), "rank=2"),
         (lambda: fg.methods.scale_by_dion(decay=1.0), "use 0.95"),
     ],

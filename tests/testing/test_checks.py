@@ -225,7 +225,7 @@ BROKEN_CODECS = [
             lambda payload, *_: jnp.where(payload.main, payload.side, -payload.side),
         ),
         "bytes",
-        "pack what has fewer",
+        "pack narrower ones",
     ),
     (HIDING, "not hidden", "poison"),
     (Doubled("sparse"), "sparse", "leave `sparse` out"),

@@ -153,10 +153,7 @@ def test_another_codec_or_shape_is_refused(codec, like):
 
 
 def test_mistakes_are_answered_with_the_remedy():
-    for data in ("text", memoryview(GOOD)[::2]):
-        with pytest.raises(TypeError, match=r"from_bytes\(data\): must be bytes.*; read"):
-            fg.tools.from_bytes(data, CODEC, LIKE)
-    with pytest.raises(ValueError, match=r"from_bytes\(like\): must have a value"):
+    with pytest.raises(ValueError, match=r"from_bytes\(like\): must not be empty"):
         fg.tools.from_bytes(GOOD, CODEC, jnp.zeros((0, 3)))
     with pytest.raises(ValueError, match=r"to_bytes\(payload\): must be what"):
         fg.tools.to_bytes(fg.Payload(jnp.zeros(3)), CODEC, LIKE)

@@ -181,14 +181,6 @@ def test_without_specs_parameters_stay_sharded_as_they_are(kind):
         assert residual.sharding.shard_shape((4, 6, 16)) == (1, 6, 8)
 
 
-def test_explicit_axes_beside_auto_workers_need_specs():
-    mesh = grid((AUTO, EXPLICIT), (4, 2), (AXIS, "model"))
-    with pytest.raises(
-        ValueError, match=r"data_parallel\(mesh\).*Explicit.*give param_specs, P\(\)"
-    ):
-        fg.data_parallel(GOOD, mesh, AXIS)
-
-
 BEHIND = {
     "muon": (SPARSE, optax.contrib.muon(0.1)),
     "adafactor": (fg.PowerSgd(1), optax.adafactor(0.1, min_dim_size_to_factor=2)),
@@ -378,7 +370,7 @@ def test_wrong_arguments_are_answered_while_tracing(kind):
         (first(), state, X[0], 1.0),
         (first(), tx.init(first()), X[0], Y[0]),
     ]:
-        with pytest.raises(ValueError, match=r"data_parallel\("):
+        with pytest.raises(ValueError, match=r"data_parallel\(|state_specs\("):
             jax.eval_shape(run, *args)
 
 

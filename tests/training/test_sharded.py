@@ -431,18 +431,18 @@ def test_mistakes():
     on = functools.partial(jax.vmap, axis_name=AXIS)
     with pytest.raises(ValueError, match=r"multiple of 4.*axis 0, got \(6, 4\); pad it"):
         on(lambda x: fg.optimizers.compressed_psum_scatter(x, AXIS).shard)(x)
-    with pytest.raises(ValueError, match=r"scatter_dimension\): must be an axis"):
+    with pytest.raises(ValueError, match="axis 2 is out of bounds"):
         on(lambda x: fg.optimizers.compressed_psum_scatter(x, AXIS, scatter_dimension=2).shard)(x)
     with pytest.raises(ValueError, match=r"reference\): must be of shape \(24, 4\).*got \(6, 4\)"):
         on(lambda x: fg.optimizers.compressed_all_gather(x, AXIS, reference=x))(x)
-    with pytest.raises(TypeError, match="float array of at most 32 bits, got int32"):
+    with pytest.raises(TypeError, match="must be a float32, bfloat16 or float16 array, got int32"):
         on(lambda x: fg.optimizers.compressed_all_gather(x, AXIS))(x.astype(jnp.int32))
     for call in (
         fg.optimizers.compressed_psum_scatter,
         fg.optimizers.compressed_all_gather,
         lambda tree, axis: fg.optimizers.gather_parameters(tree, axis, step=0),
     ):
-        with pytest.raises(TypeError, match=r"got dict; .* call it for each leaf .* its own key"):
+        with pytest.raises(TypeError, match="got dict; cast it"):
             on(lambda x, call=call: call({"w": x}, AXIS))(x)
     with pytest.raises(TypeError, match=r"codec\): must be a codec, got 8"):
         on(lambda x: fg.optimizers.compressed_all_gather(x, AXIS, 8))(x)

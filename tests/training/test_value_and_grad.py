@@ -241,7 +241,7 @@ def test_a_sum_or_weight_of_all_workers_is_refused(which):
         return total, jax.lax.psum(weight, AXIS)
 
     grad = fg.value_and_grad(already, AXIS, has_weight=True)
-    with pytest.raises(ValueError, match=f"the {which}.*before jax.lax.psum"):
+    with pytest.raises(ValueError, match=rf"loss, its {which}\).*before jax\.lax\.pmean or psum"):
         on_workers("shard_map", grad, PARAMS, X, Y, MASK)
 
 

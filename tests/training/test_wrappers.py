@@ -215,7 +215,7 @@ def test_an_accumulated_mean_loses_nothing_to_a_narrow_dtype(dtype):
 
 def test_multi_steps_is_refused_or_exchanges_in_every_step():
     tx = optax.MultiSteps(in_chain(), 2)
-    with pytest.raises((TypeError, ValueError), match=r"vary"):
+    with pytest.raises(ValueError, match=r"fg\.multi_steps in place of optax"):
         run(tx, 1)
     init, update = train_step(tx, 4, check_vma=False, like=LIKE)
     found = fg.audit(update.lower(gradients(LIKE, 4), init(ZEROS)).compile())
