@@ -70,11 +70,6 @@ def test_a_pipe_sees_a_line_in_ten_seconds(job, monkeypatch):
     assert out.getvalue().split("\n") == ["step 0", "step 10", "step 20", ""]
 
 
-def test_an_unknown_run_is_answered(job, tmp_path):
-    with pytest.raises(SystemExit, match="choose from dense,muon"):
-        job["main"](["--smoke", "--runs", "dense,zip", "--out", str(tmp_path)])
-
-
 SHORT = """
 import runpy, sys
 import _job

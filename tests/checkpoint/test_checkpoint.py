@@ -14,20 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import EXCHANGES, MEMORIES, METHODS, gradients, kinds_of_state, sample
+from cases import EXCHANGES, MEMORIES, METHODS, kinds_of_state, sample
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere, mesh_of
 from processes import ROOT, free_port, running
-from updates import PAIR, WORKERS, mapped
+from updates import WORKERS
 
 import fftgrad as fg
 from fftgrad import checkpoint
 from fftgrad.checkpoint import _storage, _sums
 
-LIKE = {"w": jnp.zeros((3, 3, 8)), "b": jnp.zeros(20)}
+LIKE = {"w": np.zeros((3, 3, 8), np.float32), "b": np.zeros(20, np.float32)}
 PROGRAM = str(ROOT / "tests/checkpoint_program.py")
 
 
@@ -85,37 +85,40 @@ def feedback():
     return fg.compressed_pmean(EXCHANGES["gather top-k"], fg.ErrorFeedback(), axis_name=AXIS)
 
 
-def programs_of(name):
-    """The shapes of gradients, `init` and `update`, of a row of the tables."""
-    if name in EXCHANGES:
-        return PAIR, *mapped(EXCHANGES[name])
-    if name in MEMORIES:
-        return PAIR, *mapped(EXCHANGES["gather top-k"], memory=MEMORIES[name])
-    return goldens.LIKE, *(
-        goldens.method(name) if name in METHODS else goldens.mapped(OTHERS[name]())
-    )
+def shapes_of(name):
+    """Those of the state of a row of the tables, of all workers."""
+    if name in EXCHANGES or name in MEMORIES:
+        exchange = EXCHANGES.get(name, EXCHANGES["gather top-k"])
+        memory = MEMORIES.get(name, fg.ErrorFeedback())
+        tx = fg.compressed_pmean(exchange, memory, axis_name=AXIS)
+    else:
+        tx = OTHERS[name]() if name in OTHERS else METHODS[name](AXIS)
+    rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((4, *s.shape), s.dtype), goldens.LIKE)
+    return jax.eval_shape(jax.vmap(tx.init, axis_name=AXIS), rows)
+
+
+def filled(shapes, seed):
+    """A state of any bits."""
+    rng = np.random.default_rng(seed)
+
+    def of(leaf):
+        bits = rng.integers(0, 2, (*leaf.shape, leaf.dtype.itemsize), np.uint8)
+        return jnp.asarray(bits.view(leaf.dtype).reshape(leaf.shape))
+
+    return jax.tree.map(of, shapes)
 
 
 @pytest.mark.parametrize(
     "name",
     [*sample(METHODS, kinds_of_state), *sample(EXCHANGES, kinds_of_state), *MEMORIES, *OTHERS],
 )
-def test_two_halves_are_the_whole(tmp_path, name):
-    """Saved after two of four steps, restored into a fresh state, gone on with: the same bits."""
-    like, init, update = programs_of(name)
-    params = jax.tree.map(lambda p: jnp.zeros((WORKERS, *p.shape)), like)
-    params = (params,) if like is goldens.LIKE else ()
-    state = fresh = init(params[0] if params else gradients(like, WORKERS))
-    for seed in range(4):
-        if seed == 2:
-            checkpoint.save(tmp_path, seed, state)
-        updates, state = update(gradients(like, WORKERS, seed), state, *params)
-    again, step, *_ = checkpoint.restore(tmp_path, fresh)
+def test_a_state_comes_back_to_the_bit(tmp_path, name):
+    """Of whatever makes one, so that to go on is never to have stopped."""
+    state = filled(shapes_of(name), 1)
+    checkpoint.save(tmp_path, 2, state)
+    again, step, *_ = checkpoint.restore(tmp_path, filled(shapes_of(name), 2))
     assert step == 2
-    for seed in range(2, 4):
-        other, again = update(gradients(like, WORKERS, seed), again, *params)
     assert_same(again, state)
-    assert_same(other, updates)
 
 
 def sharded(workers):
@@ -153,12 +156,15 @@ def run():
     return train, fresh, trained(train, fresh, range(2))
 
 
-def test_it_comes_back_where_it_was(tmp_path, run):
-    _, fresh, tree = run
+def test_it_comes_back_where_it_was_and_goes_on(tmp_path, run):
+    train, fresh, tree = run
     checkpoint.save(tmp_path, 7, tree)
     found = checkpoint.restore(tmp_path, fresh)
     assert_same(found.tree, tree)
     assert found[1:] == (7, (WORKERS, WORKERS), (), ())
+    ends = [trained(train, start, range(2, 4)) for start in (tree, found.tree)]
+    assert_same(*ends)
+    assert train._cache_size() == 1
     shapes = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), fresh["state"]
     )
@@ -178,7 +184,7 @@ def test_shapes_that_lie_nowhere_are_no_damage(tmp_path, run):
         checkpoint.restore(tmp_path, like)
 
 
-@pytest.mark.parametrize("workers", [8, 3, 1])
+@pytest.mark.parametrize("workers", [8, 3])
 def test_with_another_number_of_workers(tmp_path, run, workers):
     _, _, tree = run
     checkpoint.save(tmp_path, 1, tree)
@@ -223,16 +229,16 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_parameter_is_named(tmp_path, name):
     change, match = CHANGES[name]
-    params = {"w": jnp.ones((3, 4)), "b": jnp.arange(20.0)}
+    params = {"w": np.ones((3, 4), np.float32), "b": np.arange(20, dtype=np.float32)}
     checkpoint.save(tmp_path, 1, {"params": params})
-    fresh = {"params": change(jax.tree.map(jnp.zeros_like, params))}
+    fresh = {"params": change(jax.tree.map(np.zeros_like, params))}
     with pytest.raises(ValueError, match=match):
         checkpoint.restore(tmp_path, fresh)
     with pytest.warns(RuntimeWarning, match="missing='zero'"):
         found = checkpoint.restore(tmp_path, fresh, missing="zero")
     for key, leaf in found.tree["params"].items():
         kept = key in params and leaf.shape == params[key].shape and leaf.dtype == "float32"
-        np.testing.assert_array_equal(leaf, params[key] if kept else jnp.zeros_like(leaf))
+        np.testing.assert_array_equal(leaf, params[key] if kept else np.zeros_like(leaf))
         assert kept or f"params.{key}" in found.anew
 
 
@@ -250,9 +256,9 @@ def damage(file: pathlib.Path, how: str):
 # Orbax leaves coroutines behind that it does not await.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("how", ["truncated", "gone", "flipped"])
-def test_the_checkpoint_before_a_damaged_one_is_taken(tmp_path, run, how):
+def test_the_checkpoint_before_a_damaged_one_is_taken(tmp_path, how):
     """Each file on its own: what comes back is the newest to the bit, or the one before it."""
-    _, fresh, tree = run
+    fresh, tree = ({"state": filled(shapes_of("gather top-k"), seed)} for seed in (1, 2))
     for step in (1, 2):
         checkpoint.save(tmp_path, step, {**tree, "n": step})
     passed = 0
@@ -261,10 +267,9 @@ def test_the_checkpoint_before_a_damaged_one_is_taken(tmp_path, run, how):
         damage(file, how)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            found = checkpoint.restore(tmp_path, fresh)
+            found = checkpoint.restore(tmp_path, {**fresh, "n": 0})
         assert found.step == found.tree["n"]
         assert_same(found.tree["state"], tree["state"])
-        assert_same(found.tree["params"], tree["params"])
         if found.step == 1 and file.name != "commit_success.txt":
             passed += 1
             assert "skips step 2, which is damaged" in str(said[0].message)
@@ -272,16 +277,16 @@ def test_the_checkpoint_before_a_damaged_one_is_taken(tmp_path, run, how):
                 pytest.warns(RuntimeWarning),
                 pytest.raises(FileNotFoundError, match="a checkpoint of step 2 that is intact"),
             ):
-                checkpoint.restore(tmp_path, fresh, step=2)
+                checkpoint.restore(tmp_path, {**fresh, "n": 0}, step=2)
         file.write_bytes(data)
     assert passed >= 3
-    assert checkpoint.restore(tmp_path, fresh).step == 2
+    assert checkpoint.restore(tmp_path, {**fresh, "n": 0}).step == 2
     gc.collect()
 
 
 def test_what_is_empty_comes_back(tmp_path):
     keys = jax.random.split(jax.random.key(0), 3)
-    tree = {"a": jnp.zeros((3, 0)), "keys": keys[:0], "w": jnp.ones(2)}
+    tree = {"a": jnp.zeros((3, 0)), "keys": keys[:0], "w": np.ones(2)}
     checkpoint.save(tmp_path, 1, tree)
     assert_same(checkpoint.restore(tmp_path, tree).tree["w"], tree["w"])
     shapes = {**tree, "a": jax.ShapeDtypeStruct((3, 0), "float32", sharding=tree["a"].sharding)}
@@ -364,9 +369,8 @@ DIVERGED = {
 }
 
 
-@pytest.mark.parametrize("name", ALIKE)
-def test_copies_that_are_equal_are_saved(tmp_path, name):
-    tree = {"n": 1, "w": ALIKE[name]}
+def test_copies_that_are_equal_are_saved(tmp_path):
+    tree = {"n": 1, "w": ALIKE}
     checkpoint.save(tmp_path, 1, tree)
     assert_same(checkpoint.restore(tmp_path, tree).tree, tree)
 
@@ -444,7 +448,9 @@ def blank(leaf):
     if isinstance(leaf, jax.Array):
         is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         return (
-            jax.random.key(99, impl=jax.random.key_impl(leaf)) if is_key else jnp.zeros_like(leaf)
+            jax.random.key(99, impl=jax.random.key_impl(leaf))
+            if is_key
+            else jnp.asarray(np.zeros(leaf.shape, leaf.dtype))
         )
     if isinstance(leaf, np.ndarray | np.generic):
         zeros = np.zeros(leaf.shape, leaf.dtype)
@@ -476,11 +482,11 @@ NOT_STORED = {
 }
 
 
-@pytest.mark.parametrize("name", NOT_STORED)
-def test_a_leaf_that_would_not_come_back_is_named(tmp_path, name):
-    with pytest.raises(TypeError, match=r"save\(tree\['state'\]\[1\]\): must be an array"):
-        checkpoint.save(tmp_path / "run", 1, {"w": jnp.ones(2), "state": [1, NOT_STORED[name]]})
-    assert not (tmp_path / "run").exists()
+def test_a_leaf_that_would_not_come_back_is_named(tmp_path):
+    for leaf in NOT_STORED.values():
+        with pytest.raises(TypeError, match=r"save\(tree\['state'\]\[1\]\): must be an array"):
+            checkpoint.save(tmp_path / "run", 1, {"w": np.ones(2), "state": [1, leaf]})
+        assert not (tmp_path / "run").exists()
 
 
 def test_what_is_refused(tmp_path):
@@ -499,21 +505,17 @@ def test_what_is_refused(tmp_path):
         checkpoint.save("s3://bucket/run", 1, tree)
 
 
-def test_containers_may_differ(tmp_path):
-    checkpoint.save(tmp_path, 1, {"a": [jnp.ones(1), np.float64(1 / 3)], "n": None})
-    found = checkpoint.restore(tmp_path, {"a": (jnp.zeros(1), np.float64(0)), "n": None}).tree
-    assert_same(found, {"a": (jnp.ones(1), np.float64(1 / 3)), "n": None})
-
-
-def test_keys_with_dots_and_slashes_are_kept_apart(tmp_path):
-    tree = {"a.b": jnp.ones(1), "a": {"b": jnp.zeros(1)}, "a/b c%": jnp.full(1, 2.0)}
+def test_containers_may_differ_and_keys_with_dots_and_slashes_are_kept_apart(tmp_path):
+    one, third = np.ones(1), np.float64(1 / 3)
+    tree = {"a": [one, third], "n": None, "a.b": 2 * one, "c": {"b": 0 * one}, "c/b c%": 3 * one}
     checkpoint.save(tmp_path, 1, tree)
-    assert_same(checkpoint.restore(tmp_path, jax.tree.map(jnp.ones_like, tree)).tree, tree)
+    like = {**jax.tree.map(np.zeros_like, tree), "a": (np.zeros(1), np.float64(0))}
+    assert_same(checkpoint.restore(tmp_path, like).tree, {**tree, "a": (one, third)})
 
 
 def test_the_newest_are_kept(tmp_path):
     for step in range(5):
-        checkpoint.save(tmp_path, step, {"w": jnp.full(2, float(step))}, keep=3)
+        checkpoint.save(tmp_path, step, {"w": np.full(2, float(step))}, keep=3)
     assert sorted(int(p.name) for p in tmp_path.iterdir()) == [2, 3, 4]
 
 
@@ -583,8 +585,8 @@ def test_several_processes_save_and_another_number_goes_on(tmp_path):
         assert first.said("saved 4"), first.err.read_text()
         second.popen.send_signal(signal.SIGKILL)
         start = time.monotonic()
-        assert first.wait(30) != 0
-        assert time.monotonic() - start < 20
+        assert first.wait() != 0
+        assert time.monotonic() - start < 80  # without an end of its own it takes longer
     with running(tmp_path, commands("1", "1"), cache=cache) as both:
         assert [p.wait() for p in both] == [0, 0], [p.err.read_text() for p in both]
         assert all("restored" in p.told[0] and "(4, 4)" in p.told[0] for p in both)

@@ -1,7 +1,6 @@
 """The threshold of DataLens, and who may know its noise."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from parallel import AXIS, everywhere
@@ -12,9 +11,9 @@ import fftgrad as fg
 def updates(votes, x, beta, alpha=1.0, dtype="float32", **options):
     tx = fg.contrib.votes.scale_by_datalens(votes, beta, alpha, axis_name=AXIS, **options)
     run = everywhere("vmap", lambda g: tx.update(g, tx.init(g))[0], votes.workers)
-    out = run(jnp.asarray(x, dtype))
+    out = run(np.asarray(x).astype(dtype))
     assert out.dtype == dtype
-    return np.asarray(out.astype(jnp.float32))
+    return np.asarray(out).astype(np.float32)
 
 
 def column(up, down, workers=10):
@@ -29,8 +28,11 @@ F = np.array(list(SUMS.values()))
 
 # The threshold of 0.3 · 10 votes is 3 of them, which is not above it, though 0.3 is no binary
 # fraction, and the leaves have few bits.
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("beta", [0.0, 0.1, 0.2999, 0.3, 0.31, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize(
+    ("beta", "dtype"),
+    [*((beta, "float32") for beta in (0.0, 0.2999, 0.3, 0.31, 2.0)), (0.3, "bfloat16"),
+     (0.3, "float16")],
+)  # fmt: skip
 def test_above_below_between_and_at_the_threshold(beta, dtype):
     votes = fg.contrib.votes.TopVotes(workers=10, fraction=1.0)
     bound = round(10 * beta, 6)

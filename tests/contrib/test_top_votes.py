@@ -38,7 +38,7 @@ def everywhere_of(exchange, number, mode, workers):
 
 
 def run(exchange, x, number=0, mode="vmap"):
-    mean, sent = everywhere_of(exchange, number, mode, len(x))(jnp.asarray(x))
+    mean, sent = everywhere_of(exchange, number, mode, len(x))(np.asarray(x, np.float32))
     return np.asarray(mean), np.asarray(sent)
 
 
@@ -60,9 +60,8 @@ def test_the_mean_of_votes_is_the_numpy_oracle_bit_for_bit(exchange, mode):
     np.testing.assert_array_equal(mean, np.tile(votes.sum(0) / 4, (4, 1)).astype(np.float32))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_worker_votes_on_k_and_not_on_zeros(seed):
-    x = rows(seed=seed)
+def test_a_worker_votes_on_k_and_not_on_zeros():
+    x = rows()
     x[3] = 0
     x[2, 5:] = 0
     for exchange in (GATHERED, SUMMED, fg.contrib.votes.TopVotes(4, k=7, clip=0.5)):
@@ -94,14 +93,14 @@ def program(exchange):
     return jax.jit(jax.vmap(one_step(exchange), axis_name=AXIS))
 
 
-@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 6, 15]), st.sampled_from([None, 0.7]))
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 15]), st.sampled_from([None, 0.7]))
 def test_another_gradient_of_a_worker_moves_the_sum_by_at_most_2_root_k(seed, k, clip):
     rng = np.random.default_rng(seed)
     before = rng.normal(size=(3, 20)).astype(np.float32)
     after = before.copy()
     after[1] = rng.choice([-1, 1]) * before[1] if seed % 2 else rng.normal(size=20)
     exchange = fg.contrib.votes.TopVotes(workers=3, k=k, clip=clip)
-    moved = 3 * np.subtract(*(program(exchange)(x)[0][0] for x in (after, before)))
+    moved = 3 * np.subtract(*(np.asarray(program(exchange)(x)[0])[0] for x in (after, before)))
     assert np.linalg.norm(moved) <= np.sqrt(4 * k) * (1 + 1e-6)
 
 
@@ -150,14 +149,11 @@ def test_the_noise_is_another_in_each_step_and_part():
     np.testing.assert_array_equal(first, second)
     tx = fg.compressed_pmean(exchange, axis_name=AXIS, bucketing=fg.Bucketing("leaf"))
 
-    def two_steps(grads):
-        state = tx.init(grads)
-        one, state = tx.update(grads, state)
-        return one, tx.update(grads, state)[0]
-
-    zeros = {"a": jnp.zeros((4, MANY)), "b": jnp.zeros((4, MANY))}
-    one, other = everywhere("vmap", two_steps, 4)(zeros)
-    draws = [np.asarray(tree[leaf][0]) for tree in (one, other) for leaf in ("a", "b")]
+    update = everywhere("vmap", lambda g, s: tx.update(g, s), 4)
+    zeros = dict.fromkeys("ab", np.zeros((4, MANY), np.float32))
+    one, state = update(zeros, jax.jit(jax.vmap(tx.init))(zeros))
+    other, _ = update(zeros, state)
+    draws = [np.asarray(tree[leaf])[0] for tree in (one, other) for leaf in ("a", "b")]
     for i, a in enumerate(draws):
         is_normal(4 * a.astype(np.float64), 1.0)
         for b in draws[:i]:
@@ -198,12 +194,12 @@ def test_noise_on_shards_of_a_model_is_refused(check_vma):
         one_step(exchange), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma
     )
     with pytest.raises(ValueError, match="vote on whole gradients"):
-        jax.eval_shape(shards, jnp.ones((4, 8)))
+        jax.eval_shape(shards, np.ones((4, 8)))
     quiet = fg.contrib.votes.TopVotes(workers=4, k=2)
     shards = jax.shard_map(
         one_step(quiet), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma
     )
-    jax.eval_shape(shards, jnp.ones((4, 8)))
+    jax.eval_shape(shards, np.ones((4, 8)))
 
 
 # Bytes
@@ -215,12 +211,12 @@ def test_votes_travel_in_the_smaller_of_two_ways(workers, fraction):
     n = 10_000
     exchange = fg.contrib.votes.TopVotes(workers, fraction=fraction)
     k = reference.kept(fraction, n)
-    positions = fg.wire_bytes(fg.AllGather(fg.TopK(k=k)), jnp.ones(n)) - 4 * k
+    positions = fg.wire_bytes(fg.AllGather(fg.TopK(k=k)), np.ones(n, np.float32)) - 4 * k
     gather = positions + 4 * -(-k // 20)
     digits = int(32 / np.log2(2 * workers + 1))
     summed = 4 * (-(-n // digits) + 1)
     over_links = {gather: (workers - 1) * gather, summed: 2 * (workers - 1) / workers * summed}
-    found = fg.wire_bytes(exchange, jnp.ones(n))
+    found = fg.wire_bytes(exchange, np.ones(n, np.float32))
     assert over_links[found] == min(over_links.values())
 
 

@@ -55,18 +55,6 @@ def test_the_mean_is_weighted_and_copies_count_nothing(count):
         np.testing.assert_allclose(found[path], wanted, atol=1e-6)
 
 
-def test_a_long_contribution_is_cut_to_the_median():
-    one, two, long = trees(3)
-    long = {k: 50 * leaf for k, leaf in long.items()}
-    exchange = fg.AllGather(fg.Identity(), clip_to_median=True)
-    found = mean(exchange, [one, two, long], [1 / 3] * 3)
-    norms = [float(optax.tree.norm(change)) for change in (one, two, long)]
-    cut = [min(1.0, np.median(norms) / norm) for norm in norms]
-    for path, _ in SHAPES:
-        wanted = sum(c * v[path] for c, v in zip(cut, (one, two, long), strict=True)) / 3
-        np.testing.assert_allclose(found[path], wanted, atol=1e-5)
-
-
 SHARES = [0.1, 0.2, 0.3, 0.4]
 
 

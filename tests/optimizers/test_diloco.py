@@ -18,9 +18,10 @@ TARGET = np.linspace(-1, 1, N).astype(np.float32)
 DENSE = (fg.AllReduce(), fg.NoMemory())
 
 
+@functools.cache
 def compiled(tx, check_vma):
     """`init` and a step in which each worker has parameters of its own, in rows."""
-    specs = fg.state_specs(jax.eval_shape(tx.init, {"w": jnp.zeros(N)}), AXIS)
+    specs = fg.state_specs(jax.eval_shape(tx.init, {"w": np.zeros(N)}), AXIS)
     wrap = functools.partial(jax.shard_map, mesh=mesh_of(WORKERS), check_vma=check_vma)
 
     def step(rows, state, x):
@@ -36,8 +37,8 @@ def compiled(tx, check_vma):
 def train(tx, steps, check_vma=True, bad_step=None):
     init, step = compiled(tx, check_vma)
     rows = NamedSharding(mesh_of(WORKERS), P(AXIS))
-    state = init({"w": jnp.zeros(N)})
-    params = jax.device_put({"w": jnp.zeros((WORKERS, N))}, rows)
+    state = init({"w": np.zeros(N, np.float32)})
+    params = jax.device_put({"w": np.zeros((WORKERS, N), np.float32)}, rows)
     rng = np.random.default_rng(0)
     for count in range(steps):
         x = rng.standard_normal((WORKERS, 16, N)).astype(np.float32)
@@ -79,34 +80,35 @@ def test_dense_it_is_the_paper(check_vma):
 def test_compressed_it_gets_there_at_a_fraction_of_the_bytes():
     codec = fg.AllGather(fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(bits=4)))
     tx = fg.optimizers.diloco(optax.sgd(0.02), optax.sgd(1.0), 4, codec)
-    params, state, step, x = train(tx, 160)
+    params, state, step, x = train(tx, 120)
     for leaf in jax.tree.leaves(state.anchor):
         shards = [np.asarray(s.data).tobytes() for s in leaf.addressable_shards]
         assert len(set(shards)) == 1
-    assert float(jnp.max(jnp.abs(state.anchor["w"] - TARGET))) < 0.1
+    assert np.max(np.abs(np.asarray(state.anchor["w"]) - TARGET)) < 0.1
     # The workers' parameters are the anchor, up to the rounding of one addition.
     np.testing.assert_allclose(params, np.tile(state.anchor["w"], (WORKERS, 1)), atol=1e-6)
     assert step._cache_size() == 1
     found = fg.audit(step.lower({"w": params}, state, x).compile())
-    assert sum(c.bytes for c in found) == fg.wire_bytes(codec, {"w": jnp.zeros(N)})
+    assert sum(c.bytes for c in found) == fg.wire_bytes(codec, {"w": np.zeros(N, np.float32)})
     assert {c.branch for c in found} == {(1,)}
 
 
 def test_a_bad_meeting_leaves_the_anchor():
     """As that of a weight which is no number; all parameters are finite."""
     tx = fg.optimizers.diloco(optax.sgd(0.02), optax.sgd(1.0, momentum=0.5), 2, *DENSE)
-    params = jnp.zeros((WORKERS, N))
-    state, met = jax.vmap(tx.init)(params), []
+    params = np.zeros((WORKERS, N), np.float32)
+    state, met = jax.jit(jax.vmap(tx.init))(params), []
     update = jax.jit(
         jax.vmap(lambda *args, weight: tx.update(*args, weight=weight), axis_name=AXIS)
     )
     for weight in (1.0, 1.0, 1.0, np.nan):
-        grads = params - jnp.asarray(np.arange(WORKERS)[:, None] + TARGET)
-        moves, state = update(grads, state, params, weight=jnp.full(WORKERS, weight))
-        params += moves
+        grads = params - (np.arange(WORKERS, dtype=np.float32)[:, None] + TARGET)
+        weights = np.full(WORKERS, weight, np.float32)
+        moves, state = update(grads, state, params, weight=weights)
+        params = params + np.asarray(moves)
         met.append(state)
     assert [one.skipped.tolist() for one in state.pmean] == [[1] * WORKERS]
-    assert not np.any(state.skipped.worker_rows)
+    assert not np.any(np.asarray(state.skipped.worker_rows))
     np.testing.assert_array_equal(state.anchor, met[1].anchor)
     for a, b in zip(jax.tree.leaves(state.outer), jax.tree.leaves(met[1].outer), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -117,13 +119,14 @@ def test_a_bad_gradient_is_one_inner_step_of_one_worker():
     tx = fg.optimizers.diloco(optax.sgd(0.02, momentum=0.9), optax.sgd(1.0), 4, *DENSE)
     before, start, *_ = train(tx, 6)
     after, state, *_ = train(tx, 7, bad_step=6)
+    before, after, start, state = jax.device_get((before, after, start, state))
     stays = np.all(np.asarray(before) == np.asarray(after), axis=1)
     assert stays.tolist() == [False, True, False, False]
     for old, new in zip(*map(jax.tree.leaves, (start.inner, state.inner)), strict=True):
         np.testing.assert_array_equal(old[1], new[1])
     assert state.skipped.worker_rows.tolist() == [0, 1, 0, 0]
     _, state, *_ = train(tx, 8, bad_step=7)  # also where they meet
-    assert np.any(state.anchor["w"] != start.anchor["w"])
+    assert not np.array_equal(state.anchor["w"], start.anchor["w"])
     assert [int(one.skipped) for one in state.pmean] == [0]
 
 
@@ -137,11 +140,12 @@ HIDDEN = {
 @pytest.mark.parametrize(("inner", "grad"), HIDDEN.values(), ids=HIDDEN)
 def test_an_inner_step_is_bad_by_its_gradient_or_its_result(inner, grad):
     tx = fg.optimizers.diloco(inner, optax.sgd(1.0), 2, *DENSE)
-    params = jnp.full((WORKERS, N), 1e38)
-    grads = jnp.zeros((WORKERS, N)).at[1, 3].set(grad)
+    params = np.full((WORKERS, N), 1e38, np.float32)
+    grads = np.zeros((WORKERS, N), np.float32)
+    grads[1, 3] = grad
     update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
-    moves, state = update(grads, jax.vmap(tx.init)(params), params)
-    assert not np.any(moves)
+    moves, state = update(grads, jax.jit(jax.vmap(tx.init))(params), params)
+    assert not np.any(np.asarray(moves))
     assert state.skipped.worker_rows.ravel().tolist() == [0, 1, 0, 0]
 
 
@@ -151,7 +155,7 @@ def test_an_inner_optimizer_may_have_collectives(check_vma):
     clip = optax.stateless(lambda g, _: jax.tree.map(lambda a: a * tanh_of_mean(a), g))
     tx = fg.optimizers.diloco(optax.chain(clip, optax.sgd(0.02)), optax.sgd(1.0), 4, *DENSE)
     params, state, *_ = train(tx, 8, check_vma, bad_step=2)
-    assert np.all(np.isfinite(params))
+    assert np.all(np.isfinite(np.asarray(params)))
     assert state.skipped.worker_rows.tolist() == [1] * WORKERS
 
 
@@ -162,7 +166,7 @@ def tanh_of_mean(leaf):
 def test_all_pieces_of_a_worker_leave_out_a_bad_step():
     mesh = jax.make_mesh((2, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2)
     tx = fg.optimizers.diloco(optax.sgd(1.0), optax.sgd(1.0), 4, *DENSE)
-    state = fg.init_state(tx, {"w": jnp.zeros(8)}, mesh, AXIS, {"w": P("model")})
+    state = fg.init_state(tx, {"w": np.zeros(8, np.float32)}, mesh, AXIS, {"w": P("model")})
     specs, rows = fg.state_specs(state, AXIS, {"w": P("model")}), P(AXIS, "model")
 
     def step(grads, state):
@@ -170,25 +174,29 @@ def test_all_pieces_of_a_worker_leave_out_a_bad_step():
         return moves["w"][None]
 
     run = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(rows, specs), out_specs=rows))
-    moves = run(jnp.ones((2, 8)).at[1, 3].set(jnp.nan), state)
+    grads = np.ones((2, 8), np.float32)
+    grads[1, 3] = np.nan
+    moves = run(grads, state)
     np.testing.assert_array_equal(moves, [[-1.0] * 8, [0.0] * 8])
 
 
-@pytest.mark.parametrize("many", [1, WORKERS])
-def test_the_loss_of_a_bad_step_does_not_count_at_a_meeting(many):
+def test_the_loss_of_a_bad_step_does_not_count_at_a_meeting():
     """For the outer optimizer, which would remember a NaN."""
     exchange = fg.AllGather(fg.TopK(k=5))
     outer = optax.chain(optax.sgd(1.0), optax.contrib.reduce_on_plateau())
     tx = fg.optimizers.diloco(optax.sgd(0.02), outer, 2, exchange, fg.NoMemory())
-    params = jnp.zeros((WORKERS, N))
-    state = jax.vmap(tx.init)(params)
+    params = np.zeros((WORKERS, N), np.float32)
+    start = jax.jit(jax.vmap(tx.init))(params)
     update = jax.jit(jax.vmap(lambda *args, value: tx.update(*args, value=value), axis_name=AXIS))
-    for count in range(4):
-        bad = (jnp.arange(WORKERS) < many) & (count == 1)
-        grads = jnp.where(bad[:, None], jnp.nan, params - TARGET[None])
-        _, state = update(grads, state, params, value=jnp.where(bad, jnp.nan, 1.0))
-    np.testing.assert_array_equal(state.outer[0][1].best_value, 1.0)
-    assert np.all(np.isfinite(state.outer[0][1].avg_value))
+    for many in (1, WORKERS):
+        state = start
+        for count in range(4):
+            bad = (np.arange(WORKERS) < many) & (count == 1)
+            grads = np.where(bad[:, None], np.float32(np.nan), params - TARGET)
+            loss = np.where(bad, np.nan, 1.0).astype(np.float32)
+            _, state = update(grads, state, params, value=loss)
+        np.testing.assert_array_equal(state.outer[0][1].best_value, 1.0)
+        assert np.all(np.isfinite(np.asarray(state.outer[0][1].avg_value)))
 
 
 @pytest.mark.parametrize(
@@ -199,12 +207,12 @@ def test_meetings_keep_their_period_after_the_largest_int32_step(every, delay, f
         optax.sgd(0.0), optax.sgd(0.0), every, *DENSE, overlap_steps=delay, fragments=fragments
     )
     update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
-    zeros, start = {"a": jnp.zeros((1, 2)), "b": jnp.zeros((1, 2))}, 2**31 - 5
-    ones, back_at = jax.tree.map(jnp.ones_like, zeros), {}
-    state = jax.vmap(tx.init)(zeros)._replace(step=jnp.full(1, start, jnp.int32))
+    zeros, start = dict.fromkeys("ab", np.zeros((1, 2), np.float32)), 2**31 - 5
+    ones, back_at = jax.tree.map(np.ones_like, zeros), {}
+    state = jax.jit(jax.vmap(tx.init))(zeros)._replace(step=np.full(1, start, np.int32))
     for number in range(start + 1, start + 12):
         moves, state = update(zeros, state, ones)
-        back = [value == -1 for move in moves.values() for value in move[0].tolist()]  # to anchor
+        back = [value == -1 for move in moves.values() for value in np.ravel(move)]  # to anchor
         place = (number - delay) % every
         assert any(back) == (place % (every // fragments) == 0)
         assert back == back_at.setdefault(place, back)  # the same fragment
@@ -214,25 +222,16 @@ def test_bad_arguments_are_answered_with_the_remedy():
     with pytest.raises(ValueError, match="use 50"):
         fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(0.1), 0)
     tx = fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(0.1), 2)
+    run = jax.vmap(lambda g: tx.update(g, tx.init(g)), axis_name=AXIS)
     with pytest.raises(ValueError, match=r"diloco\.update\(params\)"):
-        jax.vmap(lambda g: tx.update(g, tx.init(g)), axis_name=AXIS)(jnp.ones((2, 3)))
-
-
-def test_parameters_and_a_state_of_them_may_both_be_donated():
-    tx = fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(0.7), 2, *DENSE)
-    rows = jnp.ones((WORKERS, N))
-    state = jax.vmap(tx.init)(rows)
-    step = jax.vmap(lambda p, s: tx.update(p, s, p), axis_name=AXIS)
-    moves, state = jax.jit(step, donate_argnums=(0, 1))(rows, state)
-    assert moves.shape == (WORKERS, N)
-    assert rows.is_deleted()
+        jax.eval_shape(run, np.ones((2, 3)))
 
 
 def test_a_worker_without_parameters_of_its_own_is_told_how_to_have_them():
     """Inside of optax it would end in branches of a cond that differ in their types."""
     inner = optax.apply_if_finite(optax.adam(0.1), 9)
     tx = fg.optimizers.diloco(inner, optax.sgd(0.7), 2, *DENSE)
-    state = fg.init_state(tx, jnp.zeros(N), mesh_of(WORKERS), AXIS)
+    state = fg.init_state(tx, np.zeros(N, np.float32), mesh_of(WORKERS), AXIS)
     specs = fg.state_specs(state, AXIS)
 
     def step(w, state, x):
@@ -244,4 +243,4 @@ def test_a_worker_without_parameters_of_its_own_is_told_how_to_have_them():
     )
     match = r"diloco\.update\(params\): must be this worker's own.*leading axis of workers"
     with pytest.raises(ValueError, match=match):
-        run(jnp.zeros(N), state, jnp.ones((8, N)))
+        jax.eval_shape(run, np.zeros(N), state, np.ones((8, N)))

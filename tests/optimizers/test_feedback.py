@@ -23,7 +23,19 @@ def of_workers(transformation):
 
 
 def started(transformation, like):
-    return jax.tree.map(lambda a: jnp.stack([a, a]), transformation.init(like))
+    return jax.jit(jax.vmap(transformation.init))(both(like))
+
+
+def both(tree):
+    return jax.tree.map(lambda a: np.stack([a, a]), tree)
+
+
+def normal(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def zeros(shapes):
+    return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
 
 
 # The largest stable rate times curvature
@@ -53,23 +65,18 @@ def test_a_lead_trains_as_far_as_the_theory_says(late, nu):
         sgd = fg.optimizers.feedback_sgd(rate / 10, 0.9, DENSE, nu=nu, axis_name=AXIS)
         tx = optax.chain(*[fg.training.delay()] * late, sgd)
         update, x = of_workers(tx), jnp.ones((2, 1))
+        start = jax.vmap(tx.init)(x)
 
         def step(at, _):
             x, state = at
             moves, state = update(x, state)
             return (x + moves, state), None
 
-        return jax.lax.scan(step, (x, started(tx, x[0])), length=1000)[0][0]
+        return jax.lax.scan(step, (x, start), length=1000)[0][0]
 
     edge = largest(nu, late)
-    assert jnp.abs(end(0.95 * edge)).max() < 0.1
-    assert not jnp.abs(end(1.05 * edge)).max() <= 1
-
-
-def test_behind_a_delay_a_lead_is_stable_where_momentum_is_not():
-    assert largest(1.0, 0) == pytest.approx(38, rel=1e-3)
-    assert largest(1.0, 1) == pytest.approx(1.0, rel=0.02)
-    assert largest(0.5, 1) > 1.5 * largest(1.0, 1)
+    assert np.abs(end(0.95 * edge)).max() < 0.1
+    assert not np.abs(end(1.05 * edge)).max() <= 1
 
 
 # The rates of arXiv:2506.05271
@@ -95,7 +102,7 @@ def curvatures(large, n, seed):
     rng = np.random.default_rng(seed)
     basis = np.linalg.qr(rng.standard_normal((n, n)))[0]
     spectrum = np.concatenate([[1.0, large], rng.uniform(1.0, large, n - 2)])
-    return jnp.asarray(basis * spectrum @ basis.T, jnp.float32)
+    return (basis * spectrum @ basis.T).astype(np.float32)
 
 
 @pytest.mark.parametrize("large", [2.0, 10.0])
@@ -112,41 +119,15 @@ def test_feedback_contracts_as_its_worst_case_allows(k, n, large):
         e = step * np.asarray(optax.tree.get(state, "residual"), np.float64).reshape(2, -1)[0]
         return (c * x @ x - 2 * c * x @ e + (1 - c) * e @ e) / c
 
-    for seed in range(4):
+    for seed in range(2):
         hessian = curvatures(large, n, seed)
-        x = jax.random.normal(jax.random.key(seed), (n,))
+        x = normal(seed, n)
         state = started(tx, x)
         before = energy(np.asarray(x, np.float64), state)
         for _ in range(25):
-            mean, state = update(jnp.stack([hessian @ x] * 2), state)
-            x = x - step * mean[0]
+            mean, state = update(both(hessian @ x), state)
+            x = x - np.float32(step) * np.asarray(mean)[0]
             after = energy(np.asarray(x, np.float64), state)
-            assert after <= bound * before * (1 + 1e-4) + 1e-12
-            before = after
-
-
-@pytest.mark.parametrize("large", [2.0, 10.0])
-@pytest.mark.parametrize(("k", "n"), [(12, 16), (8, 16)])
-def test_ef21_contracts_as_fast_with_the_same_codec(k, n, large):
-    """What is sent is the change of an estimate; Theorem 2."""
-    lost = 1 - k / n
-    step, bound = contraction(1.0, large, lost)
-    c, codec = 1 / (2 + lost**0.5), fg.TopK(k=k)
-    sent = jax.jit(lambda x: fg.decompress(codec, fg.compress(codec, x), x))
-
-    def energy(g, d):
-        g, d = np.asarray(g, np.float64), np.asarray(d, np.float64)
-        return ((1 - c) * g @ g - 2 * c * g @ d + c * d @ d) / c
-
-    for seed in range(4):
-        hessian = curvatures(large, n, seed)
-        x = jax.random.normal(jax.random.key(seed), (n,))
-        estimate = sent(hessian @ x)
-        before = energy(hessian @ x, estimate)
-        for _ in range(25):
-            x = x - step * estimate
-            estimate = estimate + sent(hessian @ x - estimate)
-            after = energy(hessian @ x, estimate)
             assert after <= bound * before * (1 + 1e-4) + 1e-12
             before = after
 
@@ -163,30 +144,32 @@ def test_a_muon_that_leads_is_muon_and_a_normalized_gradient():
     )
     tx = fg.optimizers.feedback_muon(0.1, DENSE, lead=0.3, b1=0.7, b2=0.95, **own, axis_name=AXIS)
     update = jax.jit(of_workers(tx))
-    like = {name: jnp.zeros(shape) for name, shape in shapes.items()}
-    state, alone, square = started(tx, like), plain.init(like), like
+    like = zeros(shapes)
+    state, alone, square = started(tx, like), jax.jit(plain.init)(like), like
+    exact = jax.jit(plain.update)
     for count in range(1, 4):
-        keys = jax.random.split(jax.random.key(count), 3)
-        g = {n: jax.random.normal(k, shapes[n]) for n, k in zip(shapes, keys, strict=True)}
-        moves, state = update(jax.tree.map(lambda a: jnp.stack([a, a]), g), state)
-        expected, alone = plain.update(g, alone, like)
+        g = {n: normal(count, *shape) for n, shape in shapes.items()}
+        moves, state = update(both(g), state)
+        expected, alone = exact(g, alone, like)
         square = jax.tree.map(lambda v, g: 0.95 * v + 0.05 * g * g, square, g)
         for name, move in expected.items():
-            root = jnp.sqrt(square[name] / (1 - 0.95**count)) + 1e-2
-            np.testing.assert_allclose(moves[name][0], move - 0.03 * g[name] / root, rtol=2e-4)
+            root = np.sqrt(square[name] / (1 - 0.95**count)) + 1e-2
+            wanted = np.asarray(move) - 0.03 * g[name] / root
+            np.testing.assert_allclose(np.asarray(moves[name])[0], wanted, rtol=2e-4)
 
 
 def test_an_adam_that_leads_has_the_decays_and_the_eps_that_it_is_given():
     own = {"b1": 0.7, "b2": 0.95, "eps": 1e-2}
     plain = optax.adam(0.1, **own)
     tx = fg.optimizers.feedback_adam(0.1, DENSE, nu=1.0, **own, axis_name=AXIS)
-    like = jnp.zeros(5)
-    state, alone, update = started(tx, like), plain.init(like), jax.jit(of_workers(tx))
+    like = np.zeros(5, np.float32)
+    state, alone = started(tx, like), jax.jit(plain.init)(like)
+    update, exact = jax.jit(of_workers(tx)), jax.jit(plain.update)
     for count in range(3):
-        g = jax.random.normal(jax.random.key(count), (5,))
-        moves, state = update(jnp.stack([g, g]), state)
-        expected, alone = plain.update(g, alone)
-        np.testing.assert_allclose(moves[0], expected, rtol=1e-4)
+        g = normal(count, 5)
+        moves, state = update(both(g), state)
+        expected, alone = exact(g, alone)
+        np.testing.assert_allclose(np.asarray(moves)[0], expected, rtol=1e-4)
 
 
 WHOLE = {
@@ -195,64 +178,65 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "taken"),
-    [("positionwise_feed_forward/w1", True), ("position_wise_ffn", True), ("multi_head/proj", True),
-     ("lm_head", False), ("decoder/position", False), ("abs_pos", False), ("head_0", False)],
-)  # fmt: skip
-def test_muon_has_what_only_sounds_like_a_position_or_a_head(name, taken):
-    found = fg.optimizers.muon_dimensions({name: {"kernel": jnp.ones((4, 4))}})
-    assert (found[name]["kernel"] is not None) == taken
+def test_muon_has_what_only_sounds_like_a_position_or_a_head():
+    matrices = ("positionwise_feed_forward/w1", "position_wise_ffn", "multi_head/proj")
+    others = ("lm_head", "decoder/position", "abs_pos", "head_0")
+    params = {name: {"kernel": np.ones((4, 4))} for name in (*matrices, *others)}
+    found = fg.optimizers.muon_dimensions(params)
+    assert {name for name in params if found[name]["kernel"] is not None} == set(matrices)
 
 
 @pytest.mark.parametrize("make", WHOLE.values(), ids=WHOLE)
 def test_weights_decay_as_those_of_adamw(make):
     """By the rate of each step, and only where they are to."""
-    like = {"w": jnp.full((3, 2), 2.0), "b": jnp.full(3, 2.0)}
+    like = {"w": np.full((3, 2), 2.0, np.float32), "b": np.full(3, 2.0, np.float32)}
     rate = optax.linear_schedule(0.1, 0.3, 2)
-    plain = make(rate, DENSE, axis_name=AXIS)
     mask = {"w": True, "b": False}
-    decaying = make(rate, DENSE, weight_decay=0.5, mask=mask, axis_name=AXIS)
-    g = jax.tree.map(lambda a: jnp.ones((2, *a.shape)), like)
-    params = jax.tree.map(lambda a: jnp.stack([a, a]), like)
+    plain, decaying = (
+        make(rate, DENSE, axis_name=AXIS, **options)
+        for options in ({}, {"weight_decay": 0.5, "mask": mask})
+    )
+    g = jax.tree.map(lambda a: np.ones((2, *a.shape), np.float32), like)
     one, other = started(plain, like), started(decaying, like)
+    updates = [jax.jit(of_workers(tx)) for tx in (plain, decaying)]
     for lr in (0.1, 0.2, 0.3):
-        expected, one = of_workers(plain)(g, one, params)
-        moves, other = of_workers(decaying)(g, other, params)
-        np.testing.assert_allclose(moves["w"], expected["w"] - lr * 0.5 * 2.0, rtol=1e-5)
+        expected, one = updates[0](g, one, both(like))
+        moves, other = updates[1](g, other, both(like))
+        wanted = np.asarray(expected["w"]) - lr * 0.5 * 2.0
+        np.testing.assert_allclose(moves["w"], wanted, rtol=1e-5)
         np.testing.assert_array_equal(moves["b"], expected["b"])
 
 
 @pytest.mark.parametrize("name", ["feedback_adam", "feedback_muon", "feedback_sgd"])
 def test_numbers_may_be_injected(name):
     """As into optax's own optimizers, and so may the decay of weights, which begins at zero."""
-    make, like = getattr(fg.optimizers, name), jnp.ones((3, 2))
+    make, like = getattr(fg.optimizers, name), np.ones((3, 2), np.float32)
     plain = make(0.1, exchange=DENSE, axis_name=AXIS)
     tx = optax.inject_hyperparams(make)(0.1, exchange=DENSE, axis_name=AXIS)
-    one, other, params = started(plain, like), started(tx, like), jnp.stack([like, like])
-    g = jax.random.normal(jax.random.key(0), (2, 3, 2))
-    expected, one = of_workers(plain)(g, one, params)
-    moves, other = of_workers(tx)(g, other, params)
+    one, other, params = started(plain, like), started(tx, like), both(like)
+    update, injected = jax.jit(of_workers(plain)), jax.jit(of_workers(tx))
+    g = both(normal(0, 3, 2))
+    expected, one = update(g, one, params)
+    moves, other = injected(g, other, params)
     np.testing.assert_allclose(moves, expected, rtol=1e-5)
     if "weight_decay" in other.hyperparams:
-        other.hyperparams["weight_decay"] += 0.5
-        expected, _ = of_workers(plain)(g, one, params)
-        moves, _ = of_workers(tx)(g, other, params)
-        np.testing.assert_allclose(moves, expected - 0.1 * 0.5, rtol=1e-4)
+        other.hyperparams["weight_decay"] = np.float32([0.5, 0.5])
+        expected, _ = update(g, one, params)
+        moves, _ = injected(g, other, params)
+        np.testing.assert_allclose(moves, np.asarray(expected) - 0.1 * 0.5, rtol=1e-4)
 
 
 def test_an_embedding_can_be_kept_from_muon():
     """As in optax: what has no dimension numbers is Adam's."""
-    like = {"embed": jnp.zeros((6, 4)), "w": jnp.zeros((6, 4))}
     numbers = {"embed": None, "w": optax.contrib.MuonDimensionNumbers()}
     tx = fg.optimizers.feedback_muon(
         0.1, DENSE, lead=0.0, muon_weight_dimension_numbers=numbers, axis_name=AXIS
     )
-    g = jax.random.normal(jax.random.key(0), (2, 6, 4))
-    g = {"embed": jnp.stack([g[0], g[0]]), "w": jnp.stack([g[0], g[0]])}
-    moves, _ = of_workers(tx)(g, started(tx, like))
-    np.testing.assert_allclose(moves["embed"], -0.1 * jnp.sign(g["embed"]), rtol=1e-4)
-    assert jnp.abs(moves["w"] - moves["embed"]).max() > 0.01
+    g = both(dict.fromkeys(numbers, normal(0, 6, 4)))
+    start = started(tx, zeros(dict.fromkeys(numbers, (6, 4))))
+    moves = jax.device_get(jax.jit(of_workers(tx))(g, start)[0])
+    np.testing.assert_allclose(moves["embed"], -0.1 * np.sign(g["embed"]), rtol=1e-4)
+    assert np.abs(moves["w"] - moves["embed"]).max() > 0.01
 
 
 class Nnx(nnx.Module):
@@ -310,52 +294,61 @@ TRANSFORMERS = {
 def test_muon_has_the_matrices_of_a_transformer(name):
     """And an update of the heads of attention, together, that is as that of one matrix."""
     make, matrices = TRANSFORMERS[name]
-    params = make()
+    params = jax.eval_shape(make)
     found = jax.tree.leaves_with_path(
         fg.optimizers.muon_dimensions(params),
         is_leaf=lambda node: isinstance(node, optax.contrib.MuonDimensionNumbers),
     )
     path = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
     assert {path(place): tuple(axes) for place, axes in found} == matrices
+    if name != "linen":  # one is enough
+        return
     tx = fg.optimizers.feedback_muon(
         0.1, DENSE, lead=0.0, axis_name=AXIS,
         muon_weight_dimension_numbers=fg.optimizers.muon_dimensions,
     )  # fmt: skip
-    g = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), params)
-    both = jax.tree.map(lambda x: jnp.stack([x, x]), g)
-    moves = jax.tree.map(lambda x: x[0], jax.jit(of_workers(tx))(both, started(tx, params))[0])
-    for (place, move), own in zip(
-        jax.tree.leaves_with_path(moves), jax.tree.leaves(g), strict=True
-    ):
-        axes = matrices.get(path(place))
-        if axes is None:
-            np.testing.assert_allclose(move, -0.1 * jnp.sign(own), rtol=1e-3)
-            continue
-        flat = own.reshape(np.prod(own.shape[: 2 if axes == HEADS["out"] else 1]), -1)
-        alone = optax.contrib.muon(0.1, nesterov=False, consistent_rms=0.2)
-        expected, _ = alone.update(flat, alone.init(flat), flat)
-        np.testing.assert_allclose(move.reshape(flat.shape), expected, rtol=1e-3, atol=1e-5)
+    g = jax.tree.map(lambda x: normal(x.size, *x.shape), params)
+    flat = [
+        own.reshape(np.prod(own.shape[: 2 if axes == HEADS["out"] else 1]), -1) if axes else own
+        for place, own in jax.tree.leaves_with_path(g)
+        for axes in [matrices.get(path(place))]
+    ]
+
+    @jax.jit
+    def alone(flat):
+        muon = optax.contrib.muon(0.1, nesterov=False, consistent_rms=0.2)
+        is_flat = [x for x in flat if x.ndim == 2]
+        return muon.update(is_flat, muon.init(is_flat), is_flat)[0]
+
+    moves = jax.device_get(jax.jit(of_workers(tx))(both(g), started(tx, g))[0])
+    expected = iter(jax.device_get(alone(flat)))
+    for (place, move), own in zip(jax.tree.leaves_with_path(moves), flat, strict=True):
+        wanted = next(expected) if own.ndim == 2 else None
+        if path(place) not in matrices:
+            wanted = -0.1 * np.sign(own)
+        np.testing.assert_allclose(move[0].reshape(own.shape), wanted, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("make", WHOLE.values(), ids=WHOLE)
-@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
-def test_a_step_that_is_skipped_leaves_everything_as_it_was(make, bad):
-    like, states = jnp.ones((3, 2)), []
-    g = jax.random.normal(jax.random.key(0), (2, 3, 2))
-    for steps in ((g, g.at[0, 0, 0].set(bad), g), (g, g)):
-        tx = make(0.1, DENSE, fg.NoMemory(), axis_name=AXIS)
-        update, state, moved = jax.jit(of_workers(tx)), started(tx, like), []
-        for each in steps:
-            moves, state = update(each, state)
-            moved.append(moves)
-        states.append((moved[-1], jax.tree.leaves(state.inner)))
-        if len(steps) == 3:
-            assert not moved[1].any()
-    for one, other in zip(*map(jax.tree.leaves, states), strict=True):
-        np.testing.assert_array_equal(one, other)
-    loud = make(0.1, DENSE, non_finite="propagate", axis_name=AXIS)
-    moves, _ = of_workers(loud)(g.at[0, 0, 0].set(bad), started(loud, like))
-    assert jnp.isnan(moves).all()
+def test_a_step_that_is_skipped_leaves_everything_as_it_was(make):
+    like, g = np.ones((3, 2), np.float32), both(normal(0, 3, 2))
+    quiet, loud = (
+        make(0.1, DENSE, fg.NoMemory(), axis_name=AXIS, **options)
+        for options in ({}, {"non_finite": "propagate"})
+    )
+    update, start = jax.jit(of_workers(quiet)), started(quiet, like)
+    _, once = update(g, start)
+    for value in (np.nan, np.inf):
+        bad = g.copy()
+        bad[0, 0, 0] = value
+        moves, skipped = update(bad, once)
+        assert not np.any(moves)
+        ends = [update(g, state) for state in (once, skipped)]
+        (one, first), (other, second) = ends
+        same = jax.tree.map(np.array_equal, (one, first.inner), (other, second.inner))
+        assert jax.tree.all(same)
+    moves, _ = jax.jit(of_workers(loud))(bad, started(loud, like))
+    assert np.isnan(moves).all()
 
 
 def test_a_piece_of_a_matrix_is_refused():
@@ -371,7 +364,7 @@ def test_a_piece_of_a_matrix_is_refused():
         ValueError, match=r"whole on each worker, got a gradient  ?that varies over"
     ):
         jax.eval_shape(
-            jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=spec), jnp.ones((4, 4))
+            jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=spec), np.ones((4, 4))
         )
 
 
@@ -380,7 +373,7 @@ def test_an_exchange_with_a_memory_of_its_own_gets_no_other():
     codec = fg.AllGather(fg.TopK(0.1))
     within = fg.Hierarchical("fast", 2, slow=codec, memory=fg.ErrorFeedback())
     tx = fg.optimizers.feedback_adam(0.1, within, axis_name=("slow", "fast"))
-    state = jax.eval_shape(tx.init, jnp.zeros(8))
+    state = jax.eval_shape(tx.init, np.zeros(8))
     assert not jax.tree.leaves(state.pmean.memory)
 
 
@@ -388,13 +381,13 @@ def test_an_exchange_with_a_memory_of_its_own_gets_no_other():
 def test_zeros_single_values_and_prime_lengths_at_the_defaults(name):
     """Zeros move nothing; ones move what is sent of them downwards, and nothing upwards."""
     tx = getattr(fg.optimizers, name)(0.1)
-    like = {"one": jnp.zeros(1), "dot": jnp.zeros((1, 1)), "prime": jnp.zeros(7)}
+    like = zeros({"one": (1,), "dot": (1, 1), "prime": (7,)})
     update, state = jax.jit(of_workers(tx)), started(tx, like)
     for value in (0.0, 1.0):
-        g = jax.tree.map(lambda a, value=value: jnp.full((2, *a.shape), value), like)
-        moves = update(g, state)[0]
-        for move in jax.tree.leaves(moves):
-            assert jnp.isfinite(move).all()
+        g = jax.tree.map(lambda a, value=value: np.full_like(a, value), both(like))
+        moves = jax.tree.leaves(jax.device_get(update(g, state)[0]))
+        for move in moves:
+            assert np.isfinite(move).all()
             assert (move <= 0).all()
             assert value or not move.any()
-        assert any(move.any() for move in jax.tree.leaves(moves)) == bool(value)
+        assert any(move.any() for move in moves) == bool(value)

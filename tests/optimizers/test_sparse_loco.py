@@ -8,14 +8,13 @@ import numpy as np
 import optax
 import pytest
 from cases import SLOW, sample
-from jax.sharding import PartitionSpec as P
-from parallel import AXIS, MODES, everywhere, mesh_of
+from parallel import AXIS, MODES, everywhere
 
 import fftgrad as fg
 from fftgrad.methods._recipes import LargestOfTiles
 
 WORKERS, RATE, EVERY = 4, 0.1, 3
-SHAPES = {"w": (70, 130), "kernel": (3, 5, 9), "b": (150,), "scale": ()}
+SHAPES = {"w": (37, 66), "kernel": (3, 5, 9), "b": (150,), "scale": ()}
 BY_LEAF = fg.Bucketing("leaf")
 RULE = LargestOfTiles(fg.codecs.Tiles, 64, 64, fg.codecs.BinMeans(2))
 
@@ -100,12 +99,15 @@ def run(tx, grads, mode="vmap", **extra):
         return optax.apply_updates(params, updates), state
 
     program = everywhere(mode, step, WORKERS)
-    params = {name: jnp.zeros((WORKERS, *s)) for name, s in SHAPES.items()}
-    state = tx.init({name: jnp.zeros(s) for name, s in SHAPES.items()})
-    state = jax.tree.map(lambda a: jnp.stack([a] * WORKERS), state)
+    params = zeros(WORKERS)
+    state = jax.jit(jax.vmap(tx.init))(params)
     for i in range(len(grads["b"])):
         params, state = program({k: g[i] for k, g in grads.items()}, state, params)
-    return params, state
+    return jax.device_get((params, state))
+
+
+def zeros(*rows):
+    return {name: np.zeros((*rows, *s), np.float32) for name, s in SHAPES.items()}
 
 
 @pytest.mark.parametrize("mode", sample(MODES, lambda mode: {mode == "vmap"}))
@@ -151,20 +153,6 @@ def test_what_else_it_takes_is_local_steps_own():
     assert inspect.signature(fg.optimizers.sparse_loco).parameters["sync_every"].default == 30
 
 
-def test_its_leaves_may_meet_at_different_times():
-    def of(every):
-        more = {"allow_masked": True, "axis_name": AXIS}
-        return fg.optimizers.sparse_loco(optax.sgd(RATE), sync_every=every, **more)
-
-    labels = {name: "early" if name == "w" else "late" for name in SHAPES}
-    grads = gradients(EVERY + 1)
-    both, _ = run(optax.partition({"early": of(1), "late": of(2)}, labels), grads)
-    for label, every in (("early", 1), ("late", 2)):
-        alone, _ = run(of(every), grads)
-        for name in (name for name in SHAPES if labels[name] == label):
-            np.testing.assert_allclose(both[name], alone[name], atol=1e-6)
-
-
 TRANSFORMER = {
     f"{layer} {name}": jax.ShapeDtypeStruct(shape, jnp.float32)
     for layer in range(12)
@@ -195,18 +183,9 @@ def test_the_compiled_program_sends_what_is_said(fragments):
     tx = fg.optimizers.sparse_loco(
         optax.adam(0.1), sync_every=EVERY, fragments=fragments, overlap_steps=int(fragments > 1)
     )
-    params = {name: jnp.zeros(s) for name, s in SHAPES.items()}
-    mesh = mesh_of(WORKERS)
-    specs = fg.state_specs(jax.eval_shape(tx.init, params), AXIS)
-
-    def step(rows, state):
-        own = jax.tree.map(lambda p: p[0], rows)
-        updates, state = tx.update(own, state, own)
-        return jax.tree.map(lambda p: p[None], updates), state
-
-    shard = jax.shard_map(step, mesh=mesh, in_specs=(P(AXIS), specs), out_specs=(P(AXIS), specs))
-    rows = jax.tree.map(lambda p: jnp.stack([p] * WORKERS), params)
-    program = jax.jit(shard).lower(rows, fg.init_state(tx, params, mesh, AXIS)).compile()
+    params, rows = zeros(), zeros(WORKERS)
+    run = everywhere("shard_map", tx.update, WORKERS)
+    program = run.lower(rows, jax.eval_shape(jax.vmap(tx.init), rows), rows).compile()
     exchange = fg.AllGather(RULE, clip_to_median=True)
     expected = fg.wire_bytes(exchange, fg.optimizers.fragment(params, fragments), BY_LEAF)
     assert sum(c.bytes for c in fg.audit(program)) == expected
@@ -214,7 +193,6 @@ def test_the_compiled_program_sends_what_is_said(fragments):
 
 def test_a_worker_with_a_rate_too_high_does_not_end_training():
     """The median's length bounds it; without that the same run goes off."""
-    target = {name: np.full(s, 0.5, np.float32) for name, s in SHAPES.items()}
 
     def trained(clip_to_median):
         tx = fg.optimizers.sparse_loco(
@@ -227,22 +205,16 @@ def test_a_worker_with_a_rate_too_high_does_not_end_training():
         )
 
         def step(noise, state, params):
-            gradient = jax.tree.map(lambda p, t, e: p - t + e, params, target, noise)
             rate = jnp.where(jax.lax.axis_index(AXIS) == 1, -60.0, 1.0)
-            gradient = jax.tree.map(lambda g: rate * g, gradient)
-            updates, state = tx.update(gradient, state, params)
+            updates, state = tx.update(rate * (params - 0.5 + noise), state, params)
             return optax.apply_updates(params, updates), state
 
-        program = everywhere("vmap", step, WORKERS)
-        params = {name: jnp.zeros((WORKERS, *s)) for name, s in SHAPES.items()}
-        state = tx.init({name: jnp.zeros(s) for name, s in SHAPES.items()})
-        state = jax.tree.map(lambda a: jnp.stack([a] * WORKERS), state)
-        rng = np.random.default_rng(0)
+        program, shape = everywhere("vmap", step, WORKERS), (WORKERS, 37, 66)
+        params = np.zeros(shape, np.float32)
+        state, rng = jax.jit(jax.vmap(tx.init))(params), np.random.default_rng(0)
         for _ in range(90):
-            noise = {k: rng.normal(0, 0.1, (WORKERS, *s)).astype("f4") for k, s in SHAPES.items()}
-            params, state = program(noise, state, params)
-        errors = jax.tree.map(lambda a, t: jnp.mean(jnp.abs(a[0] - t)), state.anchor, target)
-        return max(map(float, jax.tree.leaves(errors)))
+            params, state = program(rng.normal(0, 0.1, shape).astype("f4"), state, params)
+        return np.abs(np.asarray(state.anchor)[0].astype(np.float64) - 0.5).mean()
 
     assert trained(True) < 0.25
     assert not trained(False) < 10
@@ -254,4 +226,4 @@ def test_bad_arguments_are_those_of_its_parts():
     with pytest.raises(ValueError, match=r"LargestOfTiles\(k\): must be at least 1, got 0"):
         fg.optimizers.sparse_loco(optax.sgd(1.0), k=0)
     with pytest.raises(ValueError, match=r"BinMeans\(bits\): must be in \[1, 4\]"):
-        fg.optimizers.sparse_loco(optax.sgd(1.0), bits=8).init(jnp.ones((5, 5)))
+        fg.optimizers.sparse_loco(optax.sgd(1.0), bits=8).init(np.ones((5, 5)))

@@ -1,16 +1,13 @@
 """Local steps whose parameters meet in fragments, late, and blended."""
 
 import functools
-import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from cases import sample
-from jax.sharding import PartitionSpec as P
-from parallel import AXIS, MODES, everywhere, mesh_of
+from parallel import MODES, everywhere
 
 import fftgrad as fg
 
@@ -20,8 +17,7 @@ SHAPES = {"w": (7, 3), "b": (4,), "kernel": (2, 3, 5), "scale": ()}
 ZEROS = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
 RATE, OUTER, MOMENTUM = 0.1, 0.7, 0.9
 NESTEROV = optax.sgd(OUTER, momentum=MOMENTUM, nesterov=True)
-STREAMS = [(6, 1, 0, 0.0), (6, 3, 0, 0.0), (6, 2, 2, 0.5), (4, 4, 1, 0.25), (6, 1, 5, 0.5)]
-STREAMS += [(4, 4, 0, 0.0), (6, 3, 4, 0.0)]
+STREAMS = [(6, 3, 0, 0.0), (6, 2, 2, 0.5), (4, 4, 1, 0.25), (6, 1, 5, 0.5)]
 
 
 def gradients(steps, seed=0):
@@ -104,16 +100,16 @@ def run(tx, grads, mode="vmap", **extra):
         return optax.apply_updates(params, updates), state
 
     program = everywhere(mode, step, WORKERS)
-    params = jax.tree.map(lambda a: jnp.zeros((WORKERS, *a.shape)), ZEROS)
-    state = jax.tree.map(lambda a: jnp.stack([a] * WORKERS), tx.init(ZEROS))
+    params = jax.tree.map(lambda a: np.stack([a] * WORKERS), ZEROS)
+    state = jax.jit(jax.vmap(tx.init))(params)
     for i in range(len(grads["b"])):
         params, state = program(at(grads, i), state, params, at(extra, i))
-    return params, state
+    return jax.device_get((params, state))
 
 
 # The ways of running it differ in the collectives alone.
 RUNS = [(stream, "vmap") for stream in STREAMS]
-RUNS += itertools.product(STREAMS[2:4], [mode for mode in MODES if mode != "vmap"])
+RUNS += [(STREAMS[1], mode) for mode in MODES if mode != "vmap"]
 
 
 @pytest.mark.parametrize(("stream", "mode"), sample(RUNS, frozenset))
@@ -141,21 +137,20 @@ def test_it_is_the_paper(stream, mode):
 
 def test_kernels_are_cut_where_they_are_long():
     """Cut along an axis of three, each of eight meetings would send a third."""
-    shape = {"kernel": jnp.zeros((3, 3, 64, 128))}
+    shape = {"kernel": jax.ShapeDtypeStruct((3, 3, 64, 128), "float32")}
     part = fg.optimizers.fragment(shape, 8)
     assert part["kernel"].shape == (3, 3, 8, 128)
     assert fg.optimizers.fragment(shape, 100)["kernel"].shape == (3, 3, 64, 2)
     assert fg.optimizers.fragment(shape, 3)["kernel"].shape == (1, 3, 64, 128)
 
 
-@pytest.mark.parametrize("fragments", [1, 2])
-def test_gradients_may_be_narrower_than_parameters(fragments):
-    tx = fg.optimizers.diloco(optax.sgd(RATE), optax.sgd(1.0), 2, *DENSE, fragments=fragments)
-    narrow = jax.tree.map(lambda a: a.astype(jnp.bfloat16), gradients(4))
-    wide = jax.tree.map(lambda a: a.astype(jnp.float32), narrow)
+def test_gradients_may_be_narrower_than_parameters():
+    tx = fg.optimizers.diloco(optax.sgd(RATE), optax.sgd(1.0), 2, *DENSE, fragments=2)
+    narrow = jax.tree.map(lambda a: a.astype("bfloat16"), gradients(4))
+    wide, _ = run(tx, jax.tree.map(lambda a: a.astype(np.float32), narrow))
     for k, own in run(tx, narrow)[0].items():
-        assert own.dtype == jnp.float32
-        np.testing.assert_allclose(own, run(tx, wide)[0][k], atol=5e-3)
+        assert own.dtype == np.float32
+        np.testing.assert_allclose(own, wide[k], atol=5e-3)
 
 
 def test_weights_are_those_of_the_mean():
@@ -180,19 +175,19 @@ def test_nothing_is_lost_between_anchor_and_residuals(fragments):
     grads = until(gradients(24), 18)
     params, state = run(tx, grads)
     for k, shape in SHAPES.items():
-        anchor = np.asarray(state.anchor[k], np.float64)
-        assert len({row.tobytes() for row in np.asarray(state.anchor[k])}) == 1
+        anchor = state.anchor[k].astype(np.float64)
+        assert len({row.tobytes() for row in state.anchor[k]}) == 1
         lost = np.zeros((WORKERS, *(shape or (1,))))
         for number, own in enumerate(state.pmean):
             rows, axis = cut_of(shape, number, fragments)
-            residual = np.asarray(own.memory.worker_rows.residual[k])[:, 0]
+            residual = own.memory.worker_rows.residual[k][:, 0]
             residual = residual.reshape(WORKERS, *(residual.shape[1:] or (1,)))
             kept = rows[axis].stop - rows[axis].start
             others, mine = np.split(residual, [residual.shape[axis + 1] - kept], axis + 1)
             assert not others.any()
             lost[:, *rows] += mine
         told = -RATE * grads[k].astype(np.float64).sum(0).mean(0)
-        since = np.asarray(params[k], np.float64).mean(0) - anchor[0]
+        since = params[k].astype(np.float64).mean(0) - anchor[0]
         left = lost.reshape(WORKERS, *shape).mean(0)
         np.testing.assert_allclose(anchor[0] - left + since, told, atol=2e-5)
         assert np.abs(lost).max() > 0.01 or not shape
@@ -200,31 +195,18 @@ def test_nothing_is_lost_between_anchor_and_residuals(fragments):
 
 def test_each_step_sends_as_much_and_in_no_branch():
     codec = fg.AllGather(fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(bits=4)))
-    params = {"w": jnp.zeros((64, 30)), "b": jnp.zeros(64)}
-    mesh, every = mesh_of(WORKERS), 8
+    params = {"w": np.zeros((64, 30), np.float32), "b": np.zeros(64, np.float32)}
+    rows, every = jax.tree.map(lambda a: np.stack([a] * WORKERS), params), 8
     for fragments, branch in ((8, ()), (4, (1,))):
         tx = fg.optimizers.diloco(
             optax.sgd(RATE), optax.sgd(1.0), every, codec, fragments=fragments, overlap_steps=1
         )
-        specs = fg.state_specs(jax.eval_shape(tx.init, params), AXIS)
-
-        def step(rows, state, grads, tx=tx):
-            own = jax.tree.map(lambda a: a[0], (rows, grads))
-            updates, state = tx.update(own[1], state, own[0])
-            return jax.tree.map(lambda a: a[None], updates), state
-
-        state = fg.init_state(tx, params, mesh, AXIS)
-        rows = jax.tree.map(lambda a: jnp.zeros((WORKERS, *a.shape)), params)
-        program = jax.jit(
-            jax.shard_map(
-                step, mesh=mesh, in_specs=(P(AXIS), specs, P(AXIS)), out_specs=(P(AXIS), specs)
-            )
-        )
+        program = everywhere("shard_map", tx.update, WORKERS)
+        state = jax.eval_shape(jax.vmap(tx.init), rows)
         found = fg.audit(program.lower(rows, state, rows).compile())
         part = fg.optimizers.fragment(params, fragments)
         assert sum(c.bytes for c in found) == fg.wire_bytes(codec, part)
         assert {c.branch for c in found} == {branch}
-        assert fg.wire_bytes(codec, part) < fg.wire_bytes(codec, params) / fragments + 24
 
 
 def test_fragments_by_depth_are_a_partition():
@@ -255,45 +237,20 @@ def test_a_bad_meeting_is_that_of_its_fragment_alone():
     assert [one.skipped.tolist() for one in state.pmean] == [[0] * 4, [1] * 4]
     for a, b in zip(jax.tree.leaves(state.anchor), jax.tree.leaves(before.anchor), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert float(jnp.abs(state.anchor["w"][0, :4]).min()) > 0
+    assert np.abs(state.anchor["w"][0, :4]).min() > 0
 
 
-def test_a_model_in_fragments_trains_as_well():
-    """On real descent, with a delay and a blend, it ends where dense training does."""
-    target = np.linspace(-1, 1, 40).astype(np.float32).reshape(8, 5)
-    tx = fg.optimizers.diloco(
-        optax.sgd(0.1), optax.sgd(0.8), 8, fg.AllGather(fg.TopK(fraction=0.25)),
-        fg.ErrorFeedback(), fragments=8, overlap_steps=1, mixing=0.5,
-    )  # fmt: skip
-
-    def step(x, state, w):
-        grad = jax.grad(lambda w: jnp.mean((x @ (w - target)) ** 2))(w)
-        updates, state = tx.update(grad, state, w)
-        return optax.apply_updates(w, updates), state
-
-    program = jax.jit(jax.vmap(step, axis_name=AXIS))
-    w = jnp.zeros((WORKERS, 8, 5))
-    state = jax.vmap(tx.init)(w)
-    rng = np.random.default_rng(0)
-    for _ in range(400):
-        w, state = program(rng.standard_normal((WORKERS, 16, 8)).astype(np.float32), state, w)
-    assert float(jnp.abs(state.anchor[0] - target).max()) < 0.02
-
-
-@pytest.mark.parametrize(
-    ("options", "remedy"),
-    [
+def test_bad_arguments_are_answered_with_the_remedy():
+    make = functools.partial(fg.optimizers.diloco, optax.sgd(0.1), optax.sgd(0.1), 6)
+    for options, remedy in (
         ({"fragments": 4}, "divisor of sync_every=6"),
         ({"fragments": 0}, "use 6"),
         ({"overlap_steps": 6}, r"in \[0, 5\]"),
         ({"overlap_steps": -1}, "use 1"),
         ({"mixing": 1.0}, r"use 0\.5"),
         ({"mixing": -0.1}, r"in \[0, 1\)"),
-    ],
-)
-def test_bad_arguments_are_answered_with_the_remedy(options, remedy):
-    make = functools.partial(fg.optimizers.diloco, optax.sgd(0.1), optax.sgd(0.1), 6)
-    with pytest.raises(ValueError, match=remedy):
-        make(**options)
+    ):
+        with pytest.raises(ValueError, match=remedy):
+            make(**options)
     with pytest.raises(ValueError, match="use 10"):
-        fg.optimizers.fragment(jnp.zeros(3), 0)
+        fg.optimizers.fragment(np.zeros(3), 0)

@@ -13,7 +13,7 @@ import fftgrad as fg
 
 WORKERS = 4
 SHAPES = {"w": (10, 12), "bias": (12,), "deep": (3, 2, 8), "scale": (), "last": (12,)}
-PARAMS = {name: jnp.asarray(values(shape, seed=7)) for name, shape in SHAPES.items()}
+PARAMS = {name: values(shape, seed=7) for name, shape in SHAPES.items()}
 
 
 def masked_decay(mask):
@@ -47,10 +47,6 @@ def running_sum(g):
 REFUSED = {
     "by the global norm": optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1)),
     "schedule-free": optax.contrib.schedule_free_sgd(0.1),
-    "dog": optax.contrib.dog(),
-    "centered": optax.chain(optax.centralize(), optax.sgd(0.1)),
-    "clipped by leaf": optax.chain(optax.clip_by_block_rms(1.0), optax.sgd(0.1)),
-    "trust ratio": optax.chain(optax.scale_by_trust_ratio(), optax.sgd(0.1)),
     "step of Polyak": optax.polyak_sgd(),
     "by place": step_by_hand(lambda g: g | {"bias": g["bias"] * jnp.arange(g["bias"].size)}),
     "in proportion to the size": every(lambda g: g / max(1, g.size)),
@@ -69,19 +65,12 @@ def test_it_is_refused(name):
 ALLOWED = {
     "adamw": optax.adamw(0.01, weight_decay=0.1),
     "decay of matrices": masked_decay(lambda a: a.ndim > 1),
-    "decay of all but scalars": masked_decay(lambda a: a.ndim > 0),
     "moments of matrices": masked(optax.scale_by_adam(), lambda a: a.ndim > 1),
-    "rms": optax.rmsprop(0.01, centered=True, momentum=0.9),
-    "adadelta": optax.adadelta(0.1),
-    "amsgrad": optax.amsgrad(0.01),
-    "clipped by value": optax.chain(optax.clip(0.5), optax.sgd(0.1)),
     "injected": optax.inject_hyperparams(optax.adamw)(learning_rate=0.01, weight_decay=0.1),
     "parts": optax.partition(
         {"a": optax.adam(0.01), "s": optax.sgd(0.1)},
         {"w": "a", "bias": "s", "deep": "a", "scale": "s", "last": "a"},
     ),
-    "finite": optax.apply_if_finite(optax.adam(0.01), 9),
-    "zeros for NaN": optax.chain(optax.zero_nans(), optax.adam(0.01)),
     "skips what is not finite": optax.MultiSteps(
         optax.sgd(0.1), 1, should_skip_update_fn=optax.skip_not_finite
     ).gradient_transformation(),
@@ -94,33 +83,29 @@ ALLOWED = {
 def test_a_state_that_starts_from_a_constant_is_made_on_a_mesh():
     """There JAX types the constant for a leaf without axes, and not that for its shard."""
     tx = sharded(optax.chain(optax.scale_by_rms(), optax.scale(-0.1)))
-    params = {"w": jnp.ones((3, 2)), "scale": jnp.float32(1.0)}
+    params = {"w": np.ones((3, 2), np.float32), "scale": np.float32(1.0)}
     assert int(fg.init_state(tx, params, mesh_of(WORKERS), AXIS).step) == 0
 
 
 @pytest.mark.parametrize("name", ALLOWED)
 def test_it_is_as_without_shards(name):
     """Two steps, so that the state counts."""
-    inner, tx = ALLOWED[name], sharded(ALLOWED[name])
-    likes = jax.tree.map(jax.typeof, PARAMS)
 
-    def steps(one, two):
-        state, params = tx.init(PARAMS), PARAMS
-        for grads in (one, two):
-            moves, state = tx.update(grads, state, params)
-            params = optax.apply_updates(params, moves)
-        return params
+    def steps(rows):
+        ends = []
+        for tx in (sharded(ALLOWED[name]), ALLOWED[name]):
+            state, params = tx.init(PARAMS), PARAMS
+            for grads in rows:
+                grads = jax.lax.pmean(grads, AXIS) if tx is ALLOWED[name] else grads
+                moves, state = tx.update(grads, state, params)
+                params = optax.apply_updates(params, moves)
+            ends.append(params)
+        return ends
 
-    grads = [gradients(likes, WORKERS, seed=seed) for seed in (0, 1)]
-    found = everywhere("vmap", steps, WORKERS)(*grads)
-    params, state = PARAMS, inner.init(PARAMS)
-    for rows in grads:
-        mean = jax.tree.map(lambda g: jnp.mean(g, axis=0), rows)
-        moves, state = inner.update(mean, state, params)
-        params = optax.apply_updates(params, moves)
-    for key, leaf in params.items():
-        for row in found[key]:
-            np.testing.assert_allclose(row, leaf, rtol=1e-4, atol=1e-5)
+    grads = [gradients(PARAMS, WORKERS, seed=seed) for seed in (0, 1)]
+    found, wanted = everywhere("vmap", steps, WORKERS)(grads)
+    for one, other in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 # Every optimizer that optax has, against what its steps do

@@ -16,9 +16,11 @@ import fftgrad as fg
 
 WORKERS = 4
 LOSSLESS = {"gradients": fg.Identity(), "parameters": fg.Identity()}
-CHECKED = pytest.mark.parametrize("check_vma", [True, False])
-PARAMS = {"w": jnp.asarray(values((10, 11))), "b": jnp.asarray(values((7,), seed=1))}
-LIKE = jax.tree.map(jax.typeof, PARAMS)
+PARAMS = {"w": values((10, 11)), "b": values((7,), seed=1)}
+
+
+def of_workers():
+    return jax.tree.map(np.array, gradients(PARAMS, WORKERS))
 
 
 def rows(tx, mode="vmap", params=PARAMS):
@@ -38,8 +40,9 @@ HIDING = {
 }
 
 
-@pytest.mark.parametrize("memory", [fg.NoMemory(), fg.ErrorFeedback()], ids=["none", "feedback"])
-@pytest.mark.parametrize("name", HIDING)
+@pytest.mark.parametrize(
+    ("name", "memory"), [("apply_if_finite", fg.NoMemory()), ("zero_nans", fg.ErrorFeedback())]
+)
 def test_training_goes_on_after_a_nan_that_the_inner_optimizer_hides(name, memory):
     """One NaN of one worker, in the shard of one owner, in one of 30 steps."""
     tx = fg.optimizers.sharded(HIDING[name], WORKERS, memory=memory, axis_name=AXIS)
@@ -58,7 +61,9 @@ def test_training_goes_on_after_a_nan_that_the_inner_optimizer_hides(name, memor
         )
         return params, state, moves, skipped
 
-    params, state, moves, skipped = everywhere("vmap", steps, WORKERS)(jnp.arange(WORKERS) == 2)
+    params, state, moves, skipped = jax.device_get(
+        everywhere("vmap", steps, WORKERS)(np.arange(WORKERS) == 2)
+    )
     assert skipped[0].tolist() == [0, 0, 0] + [1] * 27
     assert not moves[:, 3].any()
     assert moves[0, 4].all()
@@ -83,10 +88,12 @@ def test_what_is_finite_until_it_is_decoded_is_seen():
         optax.apply_if_finite(optax.sgd(0.1), 9), WORKERS, gradients=Squares(),
         parameters=fg.Identity(), axis_name=AXIS,
     )  # fmt: skip
-    grads = jax.tree.map(lambda g: g.at[1].set(1e30), gradients(LIKE, WORKERS))
+    grads = of_workers()
+    for leaf in grads.values():
+        leaf[1] = 1e30
     moves, state = rows(tx)(grads, {})
     assert state.skipped.tolist() == [1] * WORKERS
-    assert not any(leaf.any() for leaf in jax.tree.leaves(moves))
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(jax.device_get(moves)))
 
 
 # Weights
@@ -95,16 +102,16 @@ def test_what_is_finite_until_it_is_decoded_is_seen():
 @pytest.mark.parametrize("mode", MODES)
 def test_a_gradient_counts_by_its_weight(mode):
     """One without weight may hold a NaN; what was weighed is what a memory keeps."""
-    weights = jnp.asarray([3, 0, 1, 4], jnp.int32)
-    grads = gradients(LIKE, WORKERS)
-    mean = jax.tree.map(lambda g: jnp.tensordot(weights / 8, g, 1), grads)
-    grads = jax.tree.map(lambda g: g.at[1].set(jnp.nan), grads)
+    weights, grads = np.int32([3, 0, 1, 4]), of_workers()
+    mean = jax.tree.map(lambda g: np.tensordot(weights / 8, g, 1), grads)
+    for leaf in grads.values():
+        leaf[1] = np.nan
     tx = fg.optimizers.sharded(
         optax.sgd(1.0), WORKERS, memory=fg.ErrorFeedback(), axis_name=AXIS, **LOSSLESS
     )
     moves, state = rows(tx, mode)(grads, {"weight": weights})
     for name, leaf in mean.items():
-        for row in moves[name]:
+        for row in np.asarray(moves[name]):
             np.testing.assert_allclose(row, -leaf, rtol=1e-4, atol=1e-5)
     assert state.skipped.tolist() == [0] * WORKERS
 
@@ -113,30 +120,30 @@ def test_a_gradient_counts_by_its_weight(mode):
 def test_beside_an_axis_that_xla_has_it_counts_by_its_weight_too(kind):
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind,) * 2)
     tx = fg.optimizers.sharded(optax.sgd(1.0), 2, axis_name=AXIS, **LOSSLESS)
-    weights, grads = jnp.asarray([1.0, 3.0]), jnp.asarray(values((2, 12)))
+    weights, grads = np.float32([1, 3]), values((2, 12))
 
     def step(params, state, rows, weights):
         moves, state = tx.update(rows[0], state, params, weight=weights[0])
         return optax.apply_updates(params, moves), state
 
     with jax.set_mesh(mesh):
-        state = fg.init_state(tx, jnp.zeros(12), mesh, AXIS)
+        state = fg.init_state(tx, np.zeros(12, np.float32), mesh, AXIS)
         specs = fg.state_specs(state, AXIS)
         run = jax.jit(jax.shard_map(
             step, mesh=mesh, in_specs=(P(), specs, P(AXIS), P(AXIS)), out_specs=(P(), specs),
             axis_names={AXIS},
         ))  # fmt: skip
         own = jax.sharding.NamedSharding(mesh, P(AXIS))
-        params, _ = run(jnp.zeros(12), state, *jax.device_put((grads, weights), own))
+        params, _ = run(np.zeros(12, np.float32), state, *jax.device_put((grads, weights), own))
     np.testing.assert_allclose(params, -(weights @ grads) / 4, rtol=1e-4, atol=1e-5)
 
 
 def test_a_bad_weight_is_not_hidden():
     tx = fg.optimizers.sharded(optax.sgd(1.0), WORKERS, axis_name=AXIS)
-    _, state = rows(tx)(gradients(LIKE, WORKERS), {"weight": jnp.asarray([1.0, -1.0, 1.0, 1.0])})
+    _, state = rows(tx)(of_workers(), {"weight": np.float32([1, -1, 1, 1])})
     assert state.skipped.tolist() == [1] * WORKERS
     with pytest.raises(ValueError, match=r"weight\): must be a scalar"):
-        rows(tx)(gradients(LIKE, WORKERS), {"weight": jnp.ones((WORKERS, 2))})
+        jax.eval_shape(rows(tx), of_workers(), {"weight": np.ones((WORKERS, 2))})
 
 
 # Hidden leaves
@@ -147,13 +154,13 @@ GROUPS = {"w": "one", "b": "other"}
 @pytest.mark.parametrize("mode", MODES)
 def test_hidden_leaves_are_refused(mode):
     one = fg.optimizers.sharded(optax.sgd(0.1), WORKERS, axis_name=AXIS)
-    tx = optax.partition({"one": one, "other": optax.sgd(0.1)}, GROUPS)
     match = r"sharded\(updates\['b'\]\): must not be masked.*allow_masked=True"
-    with pytest.raises(ValueError, match=match):
-        rows(tx, mode)(gradients(LIKE, WORKERS), {})
-    hides_b = optax.masked(one, {"w": True, "b": False})
-    with pytest.raises(ValueError, match=match):
-        rows(hides_b, mode)(gradients(LIKE, WORKERS), {})
+    for tx in (
+        optax.partition({"one": one, "other": optax.sgd(0.1)}, GROUPS),
+        optax.masked(one, {"w": True, "b": False}),
+    ):
+        with pytest.raises(ValueError, match=match):
+            jax.eval_shape(rows(tx, mode), of_workers(), {})
 
 
 def test_leaves_that_another_one_averages_may_be_hidden():
@@ -166,10 +173,10 @@ def test_leaves_that_another_one_averages_may_be_hidden():
         },
         GROUPS,
     )
-    grads = gradients(LIKE, WORKERS)
+    grads = of_workers()
     moves, _ = rows(tx, "shard_map")(grads, {})
     for name, rate in (("w", 0.1), ("b", 0.5)):
-        for row in moves[name]:
+        for row in np.asarray(moves[name]):
             np.testing.assert_allclose(row, -rate * grads[name].mean(0), rtol=1e-4, atol=1e-5)
 
 
@@ -195,20 +202,20 @@ def test_summed_gradients_and_sharded_parameters_are_refused(which):
         step, mesh=mesh_of(WORKERS), in_specs=(P(AXIS), specs, P()), out_specs=(P(), specs)
     )
     with pytest.raises(ValueError, match=message[which]):
-        jax.jit(mapped)(gradients(LIKE, WORKERS), state, PARAMS)
+        jax.eval_shape(mapped, of_workers(), state, PARAMS)
 
 
 # Draws
 
 
 def test_another_key_draws_otherwise():
-    grads = gradients(LIKE, WORKERS)
+    grads = of_workers()
     found = []
-    for key in (0, 0, 1, jax.random.key(1)):
+    for key in (0, 1, jax.random.key(1)):
         tx = fg.optimizers.sharded(optax.sgd(0.1), WORKERS, key=key, axis_name=AXIS)
         moves, _ = rows(tx)(grads, {})
         found.append(np.asarray(moves["w"]).tobytes())
-    assert found[0] == found[1] != found[2] == found[3]
+    assert found[0] != found[1] == found[2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,14 +234,14 @@ def test_the_way_back_has_draws_of_its_own():
     tx = fg.optimizers.sharded(
         optax.sgd(1.0), WORKERS, gradients=Draw(), parameters=Draw(), axis_name=AXIS
     )
-    moves, _ = rows(tx, params=jnp.zeros(8))(jnp.zeros((WORKERS, 8)), {})
-    assert np.abs(moves).min() > 1e-3
+    moves, _ = rows(tx, params=np.zeros(8, np.float32))(np.zeros((WORKERS, 8), np.float32), {})
+    assert np.abs(np.asarray(moves)).min() > 1e-3
 
 
 def test_what_is_drawn_to_send_is_drawn_to_receive():
     """The signs of a rotation, on either way."""
     rotated = {"gradients": fg.Hadamard(block=16), "parameters": fg.Hadamard(block=16)}
-    grads = gradients(LIKE, WORKERS)
+    grads = of_workers()
     there, exact = (
         rows(fg.optimizers.sharded(optax.sgd(0.1), WORKERS, axis_name=AXIS, **codecs))(grads, {})
         for codecs in (rotated, LOSSLESS)

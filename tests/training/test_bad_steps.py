@@ -1,5 +1,6 @@
 """A step that is not finite changes nothing, wherever state is kept; and what watches watches."""
 
+import functools
 import pathlib
 import time
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import EXCHANGES, HIERARCHIES, gradients, sample, values
+from cases import EXCHANGES, gradients, sample, values
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere
@@ -32,10 +33,6 @@ def over_two_axes(tx):
     return jax.jit(twice(tx.init)), jax.jit(twice(lambda g, s: tx.update(g, s)))
 
 
-def in_groups(tree):
-    return jax.tree.map(lambda a: a.reshape(2, 4, *a.shape[1:]), tree)
-
-
 def same(a, b):
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return all(np.array_equal(x, y) for x, y in pairs)
@@ -45,112 +42,34 @@ def is_finite(tree):
     return all(np.all(np.isfinite(np.asarray(leaf, np.float32))) for leaf in jax.tree.leaves(tree))
 
 
-def assert_no_trace(update, before, good, place):
-    """A step with a bad value in either leaf leaves memory and exchange as they were."""
-    for name in PAIR:
-        mean, after = update({**good, name: good[name].at[place].set(np.nan)}, before)
-        assert not is_finite(mean)
-        assert np.all(np.asarray(after.skipped) == 1)
-        assert same(before.memory, after.memory), name
-        assert same(before.exchange, after.exchange), name
-
-
-ADAPTIVE = {
-    "adacomp": fg.AllGather(fg.codecs.AdaComp(bin_size=20)),
-    "reused threshold": fg.AllGather(fg.Threshold(fraction=0.1, reuse=3)),
-    "threshold of a leader": fg.LeaderTopK(fg.Threshold(fraction=0.1, reuse=3)),
-    "one sided": fg.AllGather(
-        fg.chain(fg.codecs.AlternatingSign(), fg.Threshold(fraction=0.1), fg.codecs.MeanMagnitude())
-    ),
-    "two stages of one side": fg.TwoStage(
-        fg.chain(fg.codecs.AlternatingSign(), fg.TopK(k=8)), workers=WORKERS
-    ),
-    "ladder of two stages": fg.Ladder((fg.TwoStage(fg.Sign(), workers=WORKERS),)),
-}
-STATEFUL = [
-    "adacomp",
-    "reused threshold",
-    "threshold of a leader",
-    "low rank",
-    "low rank in turns",
-]
-
-
-@pytest.mark.parametrize("name", [*sample(EXCHANGES), *ADAPTIVE])
-def test_a_bad_step_changes_no_bucket(name):
-    init, update = mapped({**EXCHANGES, **ADAPTIVE}[name], bucketing=BUCKETS)
-    good = gradients(PAIR, WORKERS)
-    state = init(good)
-    _, before = update(good, state)
-    if name in STATEFUL:  # or this would show nothing
-        assert not same(state.exchange, before.exchange)
-    assert_no_trace(update, before, good, (2, 3, 5))
-
-
-@pytest.mark.parametrize(
-    "exchange", [fg.AllGather(fg.Fft(half=True)), fg.AllReduce(fg.Fft(half=True))]
-)
-def test_a_bad_bucket_does_not_make_the_next_one_overflow(exchange):
-    init, update = mapped(exchange, memory=fg.NoMemory(), bucketing=BUCKETS)
-    large = jax.tree.map(lambda x: x.at[1, 3, 3].set(2e5), gradients(PAIR, WORKERS))
+@pytest.mark.parametrize("make", [fg.AllGather, fg.AllReduce])
+def test_a_bad_bucket_does_not_make_the_next_one_overflow(make):
+    init, update = mapped(make(fg.Fft(half=True)), memory=fg.NoMemory(), bucketing=BUCKETS)
+    large = jax.tree.map(np.array, gradients(PAIR, WORKERS))
+    for leaf in large.values():
+        leaf[1, 3, 3] = 2e5
     _, after = update(large, init(large))
     counted = np.asarray(after.overflow)
     assert (counted > 0).all()
     for name in PAIR:
-        _, bad = update({**large, name: large[name].at[2, 3, 5].set(np.nan)}, after)
-        np.testing.assert_array_equal(bad.overflow, counted)
+        bad = {key: leaf.copy() for key, leaf in large.items()}
+        bad[name][2, 3, 5] = np.nan
+        np.testing.assert_array_equal(update(bad, after)[1].overflow, counted)
 
 
-KEEPS = {
-    "state of a codec": fg.AllGather(fg.codecs.AdaComp(bin_size=20)),
-    "state in two stages": fg.TwoStage(fg.codecs.AdaComp(bin_size=8), workers=WORKERS),
-    "factors": fg.PowerSgd(rank=2),
-    "factors in turns": fg.AcpSgd(rank=2),
-}
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("exchange", KEEPS.values(), ids=KEEPS)
-def test_what_an_exchange_keeps_survives_a_bad_step(exchange, bad):
-    """In one bucket, and of the state only what is no counter."""
-    bucketing = fg.Bucketing("leaf" if isinstance(exchange, fg.PowerSgd | fg.AcpSgd) else "model")
-    init, update = mapped(exchange, bucketing=bucketing)
-
-    def kept(state):
-        leaves = jax.tree.leaves(state.exchange)
-        return [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
-
-    good = gradients(PAIR, WORKERS)
-    start = init(good)
-    _, before = update(good, start)
-    _, after = update({**good, "b": good["b"].at[2, 3, 5].set(bad)}, before)
-    assert not same(kept(start), kept(before))
-    assert same(kept(before), kept(after))
-
-
-@pytest.mark.parametrize("exchange", HIERARCHIES.values(), ids=HIERARCHIES)
-def test_a_bad_step_changes_no_bucket_of_a_hierarchy(exchange):
-    tx = fg.compressed_pmean(exchange, axis_name=AXES, bucketing=fg.Bucketing("model", 256))
-    init, update = over_two_axes(tx)
-    good = in_groups(gradients(PAIR, 8))
-    _, before = update(good, init(good))
-    assert_no_trace(update, before, good, (1, 2, 3, 5))
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_nothing_is_lost_by_two_stages_when_steps_are_skipped(bad):
+def test_nothing_is_lost_by_two_stages_when_steps_are_skipped():
     """Sum of what was applied + the residuals = sum of the good steps' gradients."""
-    init, update = mapped(fg.TwoStage(fg.Sign(), workers=WORKERS), bucketing=BUCKETS)
+    init, update = mapped(EXCHANGES["two stages"], bucketing=BUCKETS)
     state = init(gradients(PAIR, WORKERS))
     applied, wanted = np.zeros(128), np.zeros(128)
     for step in range(6):
-        grads = gradients(PAIR, WORKERS, seed=step)
+        grads = jax.tree.map(np.array, gradients(PAIR, WORKERS, seed=step))
         if step in (1, 4):
-            grads["a" if step == 1 else "b"] = jnp.full((WORKERS, 8, 8), bad)
+            grads["a" if step == 1 else "b"][:] = np.nan if step == 1 else np.inf
         mean, state = update(grads, state)
         if step not in (1, 4):
             applied += np.concatenate([np.asarray(mean[k][0], np.float64).ravel() for k in PAIR])
-            wanted += np.concatenate([np.asarray(grads[k]).mean(0).ravel() for k in PAIR])
+            wanted += np.concatenate([grads[k].mean(0).ravel() for k in PAIR])
     left = np.concatenate(
         [np.asarray(state.memory.worker_rows.residual[k]).mean(0).ravel() for k in PAIR]
     )
@@ -161,7 +80,7 @@ def test_nothing_is_lost_by_two_stages_when_steps_are_skipped(bad):
 def test_a_gradient_too_large_for_its_float16_leaf_is_a_bad_step():
     tx = fg.compressed_pmean(fg.AllGather(fg.TopK(k=1)), fg.ErrorFeedback(), axis_name=AXIS)
     init, update = vmapped(tx)
-    grads = {"w": jnp.full((WORKERS, 3), 6e4, jnp.float16)}
+    grads = {"w": np.full((WORKERS, 3), 6e4, np.float16)}
     first, before = update(grads, init(grads))
     assert is_finite(first)
     # Twice as much now waits in two places, and is more than float16 holds.
@@ -208,35 +127,22 @@ OPTIMIZERS = {
 LIKE = {"w": jax.ShapeDtypeStruct((10, 6), "float32"), "b": jax.ShapeDtypeStruct((8,), "float32")}
 
 
-def updates_around_a_bad_step(tx, bad):
-    """The updates of six steps, of which the third is bad, and the last state."""
-    init, update = vmapped(tx)
-    state = init(gradients(LIKE, WORKERS))
-    out = []
-    for step in range(6):
-        grads = gradients(LIKE, WORKERS, seed=step)
-        if step == 2:
-            grads["w"] = grads["w"].at[1, 3, 2].set(bad)
-        updates, state = update(grads, state)
-        out.append(updates)
-    return out, state
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_an_optimizer_recovers_from_a_bad_step(make, bad):
-    updates, state = updates_around_a_bad_step(make(), bad)
-    assert [is_finite(u) for u in updates] == [True, True, False, True, True, True]
-    assert is_finite(state)
-
-
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_apply_if_finite_behind_an_optimizer_skips_one_step_and_no_more(make):
+def test_an_optimizer_recovers_from_a_bad_step(make):
+    """One of five is bad; `apply_if_finite` behind the optimizer skips that one and no other."""
     tx = optax.chain(make(), optax.apply_if_finite(optax.scale(1.0), max_consecutive_errors=9))
-    updates, state = updates_around_a_bad_step(tx, np.nan)
-    moved = [bool(np.any(np.asarray(u["w"]))) for u in updates]
-    assert moved == [True, True, False, True, True, True]
-    assert np.asarray(state[1].total_notfinite).tolist() == [1] * WORKERS
+    init, update = vmapped(tx)
+    for bad in (np.nan, np.inf):
+        state, moved = init(gradients(LIKE, WORKERS)), []
+        for step in range(5):
+            grads = jax.tree.map(np.array, gradients(LIKE, WORKERS, seed=step))
+            if step == 2:
+                grads["w"][1, 3, 2] = bad
+            updates, state = update(grads, state)
+            assert is_finite((updates, state))
+            moved.append(bool(np.any(np.asarray(updates["w"]))))
+        assert moved == [True, True, False, True, True]
+        assert np.asarray(state[1].total_notfinite).tolist() == [1] * WORKERS
 
 
 # Whole optimizers as they are pasted, in a run of eight workers, one of which has a bad gradient
@@ -279,18 +185,18 @@ def descent(tx):
     return jax.jit(jax.vmap(step, axis_name=AXIS))
 
 
-GOAL = jnp.asarray(values((20, 30))) / 4
-X = jnp.asarray(values((8, 16, 20)))
+GOAL = values((20, 30)) / 4
+X = values((8, 16, 20))
 
 
 def run_of(step, start, bad):
     """The common parameters after each step, the last own ones, state, and loss."""
-    w, state, path = jnp.zeros((8, 20, 30)), start, []
+    w, state, path = jnp.asarray(np.zeros((8, 20, 30), np.float32)), start, []
     for count in range(STEPS):
-        at_one = (jnp.arange(8) == 1) & (count == BAD)
-        w, state, common, loss = step(w, state, X, jnp.where(at_one, bad, 0.0))
+        at_one = (np.arange(8) == 1) & (count == BAD)
+        w, state, common, loss = step(w, state, X, np.where(at_one, bad, 0.0).astype(np.float32))
         path.append(np.asarray(common))
-    return path, w, state, float(jnp.mean(loss))
+    return path, w, state, np.asarray(loss).mean()
 
 
 def moved_after(path):
@@ -313,7 +219,7 @@ def test_the_lines_of_a_page_are_those_of_a_plan():
 def test_a_whole_optimizer_as_pasted_survives_one_bad_gradient(name):
     given = {"fg": fg, "optax": optax, "learning_rate": 0.02, "optimizer": optax.adam(0.02)}
     tx = eval(PASTED[name], given)
-    step, start = descent(tx), jax.vmap(tx.init)(jnp.zeros((8, 20, 30)))
+    step, start = descent(tx), jax.jit(jax.vmap(tx.init))(np.zeros((8, 20, 30), np.float32))
     is_local = hasattr(start, "anchor")
     good, _, _, clean = run_of(step, start, 0.0)
     for bad in (np.nan, np.inf):
@@ -332,33 +238,38 @@ def test_a_whole_optimizer_as_pasted_survives_one_bad_gradient(name):
 # Recovery: by the caller, who goes by the error
 
 
+@functools.cache
+def tracked():
+    ladder = (fg.AllGather(fg.TopK(k=1)), fg.AllReduce())
+    init, update = vmapped(fg.compressed_pmean(fg.Ladder(ladder), axis_name=AXIS, track_error=True))
+    return init, update, jax.jit(lambda s, most: fg.exchanges.next_level(s, s.error > most))
+
+
 def levels_rise(x, max_error):
     """Whether the second step is dense, on each worker."""
-    ladder = (fg.AllGather(fg.TopK(k=1)), fg.AllReduce())
-    tx = fg.compressed_pmean(fg.Ladder(ladder), axis_name=AXIS, track_error=True)
-    init, update = vmapped(tx, len(x))
+    init, update, judged = tracked()
     state = init(x)
     for _ in range(2):
-        mean, state = update(jnp.asarray(x), state)
-        state = fg.exchanges.next_level(state, state.error > max_error)
-    dense = np.asarray(x, np.float64).mean(0)
+        mean, state = update(x, state)
+        state = judged(state, max_error)
+    dense = x.astype(np.float64).mean(0)
     return [
         bool(np.allclose(row, dense, rtol=1e-4, atol=1e-3 * np.abs(dense).max()))
         for row in np.asarray(mean)
     ]
 
 
-@pytest.mark.parametrize("scale", [1e-35, 1e-30, 1e-21, 1e-15, 1.0, 1e15, 1e21, 1e30, 1e36])
+@pytest.mark.parametrize("scale", [1e-35, 1e-21, 1.0, 1e21, 1e36])
 def test_recovery_sees_the_error_at_any_scale(scale):
-    x = (scale * values((WORKERS, 50))).astype(np.float32)
-    assert levels_rise(x, max_error=0.5) == [True] * WORKERS
+    x = (scale * values((WORKERS, 8))).astype(np.float32)
+    assert levels_rise(x, max_error=0.25) == [True] * WORKERS
     assert levels_rise(x, max_error=1.5) == [False] * WORKERS
 
 
 @pytest.mark.parametrize("max_error", [0.25, 0.5])
 def test_recovery_compares_the_error_and_not_its_square(max_error):
     for error in (0.9 * max_error, 1.1 * max_error):
-        row = np.array([(1 - error**2) ** 0.5, error], np.float32)
+        row = np.array([(1 - error**2) ** 0.5, error, *[0] * 6], np.float32)
         x = np.stack([row] * WORKERS)
         assert levels_rise(x, max_error) == [error > max_error] * WORKERS
 
@@ -371,13 +282,11 @@ def test_recovery_judges_by_the_errors_of_all_workers():
     assert levels_rise(x, max_error=0.8) == [False] * WORKERS
 
 
-HIERARCHY = fg.Hierarchical("fast", 4, fg.AllReduce())
-
-
 def test_the_error_of_a_hierarchy_is_not_measured():
-    tx = fg.compressed_pmean(HIERARCHY, axis_name=AXES, track_error=True)
+    exchange = fg.Hierarchical("fast", 4, fg.AllReduce())
+    tx = fg.compressed_pmean(exchange, axis_name=AXES, track_error=True)
     init, update = over_two_axes(tx)
-    x = jnp.ones((2, 4, 6))
+    x = jax.ShapeDtypeStruct((2, 4, 6), "float32")
     with pytest.raises(ValueError, match="exchange_residual"):
         jax.eval_shape(update, x, jax.eval_shape(init, x))
 
@@ -397,9 +306,6 @@ def by_loss(exchange, axis_name=AXIS, **options):
     return fg.methods.recover_by_loss(tx, **options, axis_name=axis_name)
 
 
-LOSSES = [4.0, 2.0, 2.15, 2.3, 1.0, 1.0]
-
-
 def sent_by_step(tx, over, x, losses):
     """How many values of the mean are not zero, in each step."""
     init = jax.jit(over(tx.init))
@@ -407,21 +313,22 @@ def sent_by_step(tx, over, x, losses):
     state = init(x)
     counts = []
     for loss in losses:
-        mean, state = update(x, state, jnp.full(x.shape[:-1], loss))
-        counts.append(np.count_nonzero(mean.reshape(-1, x.shape[-1])[0]))
+        mean, state = update(x, state, np.full(x.shape[:-1], loss, np.float32))
+        counts.append(np.count_nonzero(np.asarray(mean).reshape(-1, x.shape[-1])[0]))
     return counts
 
 
 @pytest.mark.parametrize("exchange", AROUND.values(), ids=AROUND)
 def test_the_loss_reaches_what_recovers_by_it(exchange):
-    """2.15 is within a tenth of the best; 2.3 is not, so what follows it is dense."""
+    """2.15 is within a tenth of the best; 2.3 and NaN are not, so what follows them is dense."""
     tx = by_loss(exchange, smoothing=0.0)
 
     def over(function):
         return jax.vmap(function, axis_name=AXIS)
 
-    same_rows = jnp.broadcast_to(values((20,)), (WORKERS, 20))
-    assert sent_by_step(tx, over, same_rows, LOSSES) == [1, 1, 1, 1, 20, 20]
+    same_rows = np.broadcast_to(values((20,)), (WORKERS, 20))
+    losses = [4.0, 2.0, 2.15, np.nan if exchange is LADDER else 2.3, 1.0, 1.0]
+    assert sent_by_step(tx, over, same_rows, losses) == [1, 1, 1, 1, 20, 20]
 
 
 @pytest.mark.parametrize("slow", [LADDER, fg.Scheduled({0: LADDER})], ids=["ladder", "pieces"])
@@ -431,24 +338,16 @@ def test_the_loss_reaches_what_recovers_in_a_hierarchy(slow):
     def over(function):
         return jax.vmap(jax.vmap(function, axis_name="fast"), axis_name="slow")
 
-    same_rows = jnp.broadcast_to(values((20,)), (2, 4, 20))
-    assert sent_by_step(tx, over, same_rows, LOSSES) == [4, 4, 4, 4, 20, 20]
-
-
-def test_a_loss_that_is_not_finite_is_seen_by_what_recovers():
-    tx = by_loss(LADDER)
-
-    def over(function):
-        return jax.vmap(function, axis_name=AXIS)
-
-    same_rows = jnp.broadcast_to(values((20,)), (WORKERS, 20))
-    assert sent_by_step(tx, over, same_rows, [2.0, np.nan, 2.0]) == [1, 1, 20]
+    same_rows = np.broadcast_to(values((20,)), (2, 4, 20))
+    losses = [4.0, 2.0, 2.15, 2.3, 1.0, 1.0]
+    assert sent_by_step(tx, over, same_rows, losses) == [4, 4, 4, 4, 20, 20]
 
 
 def test_recovery_asks_for_the_loss():
     init, update = vmapped(by_loss(LADDER))
+    x = jax.ShapeDtypeStruct((WORKERS, 20), "float32")
     with pytest.raises(ValueError, match=r"value=loss"):
-        update(jnp.ones((WORKERS, 20)), init(jnp.ones((WORKERS, 20))))
+        jax.eval_shape(update, x, jax.eval_shape(init, x))
 
 
 def test_recovery_wraps_the_exchange_alone():
@@ -484,36 +383,39 @@ def test_a_bad_step_tells_recovery_nothing_by_its_loss_either():
     """Or one bad batch of one worker would end compression for the run."""
     ladder = (fg.AllGather(fg.TopK(k=5)), fg.AllReduce())
     tx = by_loss(fg.Ladder(ladder), tolerance=0.5)
-    rows = jnp.asarray(values((WORKERS, 40)))
+    rows = values((WORKERS, 40))
     update = jax.jit(jax.vmap(lambda g, s, loss: tx.update(g, s, value=loss), axis_name=AXIS))
     state, levels = jax.jit(jax.vmap(tx.init))(rows), []
     for step in range(5):
-        bad = (jnp.arange(WORKERS) == 2) & (step == 2)
-        grads = jnp.where(bad[:, None], jnp.nan, rows)
-        _, state = update(grads, state, jnp.where(bad, jnp.nan, 1.0))
-        levels.append(int(state.inner.exchange[0].shared.level[0]))
+        bad = (np.arange(WORKERS) == 2) & (step == 2)
+        grads = np.where(bad[:, None], np.float32(np.nan), rows)
+        _, state = update(grads, state, np.where(bad, np.float32(np.nan), np.float32(1)))
+        levels.append(int(np.asarray(state.inner.exchange[0].shared.level)[0]))
     assert levels == [0] * 5
-    assert int(state.inner.skipped[0]) == 1
+    assert np.asarray(state.inner.skipped)[0] == 1
 
 
 def test_a_bad_step_of_the_warm_up_is_not_counted():
     """Or the second moment would be frozen at what no gradient went into."""
     tx = fg.methods.scale_by_one_bit_adam(1, WORKERS, axis_name=AXIS)
-    rows = jnp.asarray(values((WORKERS, 16)))
+    rows = values((WORKERS, 16))
     update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
     start = jax.jit(jax.vmap(tx.init))(rows)
-    _, after = update(rows.at[0, 0].set(jnp.nan), start)
+    bad = rows.copy()
+    bad[0, 0] = np.nan
+    _, after = update(bad, start)
     for good in (start, after):
         found, _ = update(rows, good)
-        assert float(jnp.max(jnp.abs(found))) < 1.1
+        assert np.abs(found).max() < 1.1
 
 
 def test_votes_on_sparse_gradients_are_counted():
     tx = fg.methods.scale_by_majority_vote(axis_name=AXIS)
-    rows = jnp.zeros((WORKERS, 100)).at[:, :3].set(-0.5)
+    rows = np.zeros((WORKERS, 100), np.float32)
+    rows[:, :3] = -0.5
     init, update = vmapped(tx)
     found, _ = update(rows, init(rows))
-    assert found[0, :3].tolist() == [-1.0] * 3
+    assert np.asarray(found)[0, :3].tolist() == [-1.0] * 3
 
 
 def test_recovery_by_the_error_works_beside_a_model_axis():
@@ -529,4 +431,4 @@ def test_recovery_by_the_error_works_beside_a_model_axis():
     run = jax.shard_map(
         step, mesh=mesh, in_specs=P(AXIS, None, "model"), out_specs=specs.exchange[0].shared.level
     )
-    assert int(jax.jit(run)(jnp.ones((4, 16, 8)))) == 1
+    assert int(jax.jit(run)(np.ones((4, 16, 8), np.float32))) == 1

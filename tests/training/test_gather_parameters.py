@@ -1,5 +1,6 @@
 """A gather in a loss: along which axis, with which draws, and the codecs that are taken."""
 
+import functools
 import inspect
 
 import jax
@@ -19,81 +20,72 @@ EIGHT = fg.UniformQuantizer(bits=8, bucket=256, norm="max")
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("parameters", [None, fg.Identity()], ids=["as they are", "by a codec"])
-@pytest.mark.parametrize("axis", [1, -1, 0])
-def test_shards_follow_each_other_along_any_axis(axis, parameters, mode):
+def test_shards_follow_each_other_along_any_axis(parameters, mode):
     """The whole, and the gradient of a loss that tells all its values apart."""
-    shards = jnp.asarray(values((WORKERS, 3, 2, 5)))
-    whole = np.concatenate(list(np.asarray(shards)), axis=axis)
-    factors = jnp.asarray(values((WORKERS, *whole.shape), seed=1))
+    shards = values((WORKERS, 3, 2, 5))
+    factors = values((WORKERS, 3 * 2 * 5 * WORKERS), seed=1)
 
-    def loss(shard, factor):
+    def loss(shard, factor, axis):
         found = fg.optimizers.gather_parameters(
             shard, AXIS, fg.Identity(), parameters=parameters, dimension=axis, step=0
         )
-        return jnp.sum(found * factor), found
+        return jnp.sum(found * factor.reshape(found.shape)), found
 
     def both(shard, factor):
-        grad, found = jax.grad(loss, has_aux=True)(shard, factor)
-        return grad, found
+        grad = jax.grad(loss, has_aux=True)
+        return [grad(shard, factor, axis) for axis in (1, -1, 0)]
 
-    grads, found = everywhere(mode, both, WORKERS)(shards, factors)
-    for row in found:
-        np.testing.assert_allclose(row, whole, rtol=1e-6)
-    expected = np.split(np.asarray(factors, np.float64).sum(0), WORKERS, axis=axis)
-    np.testing.assert_allclose(grads, np.stack(expected), rtol=1e-4, atol=1e-4)
+    found = jax.device_get(everywhere(mode, both, WORKERS)(shards, factors))
+    for axis, (grads, rows) in zip((1, -1, 0), found, strict=True):
+        whole = np.concatenate(list(shards), axis=axis)
+        np.testing.assert_allclose(rows, np.broadcast_to(whole, rows.shape), rtol=1e-6)
+        total = factors.astype(np.float64).sum(0).reshape(whole.shape)
+        expected = np.stack(np.split(total, WORKERS, axis=axis))
+        np.testing.assert_allclose(grads, expected, rtol=1e-4, atol=1e-4)
 
 
-def results(step, key):
-    """What a gather and its gradient are in a step, with codecs that draw."""
+def test_steps_and_keys_draw_anew_on_both_ways():
+    x, y = values((WORKERS, 64)), values((WORKERS, 256), seed=1)
 
-    def loss(shard, factor):
+    def loss(shard, factor, step, key):
         found = fg.optimizers.gather_parameters(
             shard, AXIS, TWO_BITS, parameters=TWO_BITS, step=step, key=key
         )
         return jnp.sum(found * factor), found
 
-    def both(shard, factor):
-        grad, found = jax.grad(loss, has_aux=True)(shard, factor)
-        return grad, found
+    def results(key, *steps):
+        both = jax.grad(functools.partial(loss, key=key), has_aux=True)
+        run = jax.jit(jax.vmap(both, (0, 0, None), axis_name=AXIS))
+        return [[np.asarray(a).tobytes() for a in run(x, y, np.int32(n))] for n in steps]
 
-    x, y = jnp.asarray(values((WORKERS, 64))), jnp.asarray(values((WORKERS, 256), seed=1))
-    return [np.asarray(a).tobytes() for a in jax.jit(jax.vmap(both, axis_name=AXIS))(x, y)]
-
-
-def test_steps_and_keys_draw_anew_on_both_ways():
-    first = results(step=0, key=0)
-    assert first == results(step=0, key=jax.random.key(0))
-    for other in (results(step=1, key=0), results(step=0, key=1)):
+    first, second = results(0, 0, 1)
+    assert results(jax.random.key(0), 0) == [first]
+    for other in (second, *results(1, 0)):
         assert all(a != b for a, b in zip(first, other, strict=True))
-
-
-def test_there_is_no_default_for_the_step():
-    """Draws that repeat in each step add up."""
-    gather = jax.vmap(lambda x: fg.optimizers.gather_parameters(x, AXIS), axis_name=AXIS)
-    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'step'"):
-        gather(jnp.ones((WORKERS, 4)))
 
 
 # What is taken where nothing is said
 
 
-@pytest.mark.parametrize(
-    ("function", "argument", "codec"),
-    [
-        (fg.optimizers.compressed_psum_scatter, "codec", FOUR),
-        (fg.optimizers.gather_parameters, "gradients", FOUR),
-        (fg.optimizers.sharded, "gradients", FOUR),
-        (fg.optimizers.compressed_all_gather, "codec", EIGHT),
-        (fg.optimizers.sharded, "parameters", EIGHT),
-    ],
-)
-def test_what_is_taken_by_itself(function, argument, codec):
-    assert inspect.signature(function).parameters[argument].default == codec
+def test_what_is_taken_by_itself():
+    """And there is no default for the step: draws that repeat in each step add up."""
+    own = fg.optimizers
+
+    def default(function, argument):
+        return inspect.signature(function).parameters[argument].default
+
+    assert default(own.compressed_psum_scatter, "codec") == FOUR
+    assert default(own.gather_parameters, "gradients") == FOUR
+    assert default(own.sharded, "gradients") == FOUR
+    assert default(own.compressed_all_gather, "codec") == EIGHT
+    assert default(own.sharded, "parameters") == EIGHT
+    assert default(own.gather_parameters, "step") is inspect.Parameter.empty
 
 
 def test_gradients_with_an_outlier_lose_less_by_the_rotation():
-    x = jnp.asarray(values((WORKERS, 4096))).at[:, ::256].multiply(100.0)
-    exact = np.asarray(x, np.float64).sum(0).reshape(WORKERS, -1)
+    x = values((WORKERS, 4096))
+    x[:, ::256] *= 100
+    exact = x.astype(np.float64).sum(0).reshape(WORKERS, -1)
 
     def error(**codec):
         def scatter(x):

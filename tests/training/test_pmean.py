@@ -19,15 +19,23 @@ from updates import sharded
 import fftgrad as fg
 from fftgrad.training import _pmean
 
-BLOCKED = fg.AllGather(CODECS["blocked"])
+SPARSE = fg.AllGather(CODECS["top-k 6 bits"])
+ROW = jax.ShapeDtypeStruct((90,), "float32")
+ZEROS = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), TREE)
+
+
+def of_model_axis():
+    devices = np.array(jax.devices()).reshape(4, 2)
+    return Mesh(devices, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 
 def one_update(tx):
     return lambda grad: tx.update(grad, tx.init(grad))[0]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 8])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "workers"), [*((mode, 4) for mode in MODES), ("shard_map", 1), ("vmap", 8)]
+)
 def test_dense_is_pmean_on_any_tree(mode, workers):
     tx = fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS)
     grads = gradients(TREE, workers)
@@ -36,44 +44,65 @@ def test_dense_is_pmean_on_any_tree(mode, workers):
         assert (got.shape, got.dtype) == (given.shape, given.dtype)
         expected = np.asarray(given, np.float64).mean(0)
         tolerance = 1e-6 if got.dtype == jnp.float32 else 2.0**-8
-        np.testing.assert_allclose(
-            np.asarray(got[0], np.float64), expected, rtol=tolerance, atol=1e-6
-        )
+        rows = np.asarray(got).astype(np.float64)
+        np.testing.assert_allclose(rows[0], expected, rtol=tolerance, atol=1e-6)
+
+
+def flat(tree, axes=0):
+    """All values as one vector, behind these axes."""
+    leaves = [np.asarray(leaf).astype(np.float64) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate([a.reshape(*a.shape[:axes], -1) for a in leaves], axis=axes)
 
 
 ONE_OF_EACH = [*{type(e): name for name, e in EXCHANGES.items()}.values(), "gather stochastic"]
-PAIRS = {
-    **{f"{name}, feedback": (EXCHANGES[name], MEMORIES["feedback"]) for name in ONE_OF_EACH},
-    **{f"blocked, {name}": (BLOCKED, memory) for name, memory in MEMORIES.items()},
-}
 
 
-@pytest.mark.parametrize(("exchange", "memory"), PAIRS.values(), ids=PAIRS)
-def test_checked_or_not_the_steps_agree(exchange, memory):
-    results = []
+@pytest.mark.parametrize("name", sample(ONE_OF_EACH))
+def test_checked_or_not_the_steps_agree_and_lose_nothing(name):
+    """Sum of what was applied + mean residual = sum of the mean gradients; a bad step is undone.
+
+    The second loss of two stages is in the residuals of the shards' owners.
+    """
+    ends = []
     for check_vma in (True, False):
-        init, update = sharded(exchange, memory=memory, check_vma=check_vma, like=TREE, key=7)
-        grads = gradients(TREE, 4)
-        state = init(jax.tree.map(lambda g: g[0], grads))
-        for _ in range(3):
+        init, update = sharded(EXCHANGES[name], check_vma=check_vma, like=TREE, key=7)
+        state, applied, wanted = init(ZEROS), 0.0, 0.0
+        for step in range(4):
+            grads = gradients(TREE, 4, seed=step)
             mean, state = update(grads, state)
-        results.append((mean, state.memory.worker_rows))
-    for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+            applied, wanted = applied + flat(mean), wanted + flat(grads, 1).mean(0)
+        ends.append((mean, state.memory.worker_rows))
+        residual = flat(state.memory.worker_rows.residual, 1).mean(0)
+        np.testing.assert_allclose(applied + residual, wanted, atol=1e-4)
+        grads["scalar"] = np.float32([1, 1, np.nan, 1])
+        mean, after = update(grads, state)
+        assert not np.all(np.isfinite(flat(mean)))
+        assert (int(after.skipped), int(after.step)) == (1, 5)
+        jax.tree.map(np.testing.assert_array_equal, state.memory, after.memory)
+    for a, b in zip(*map(jax.tree.leaves, ends), strict=True):
         np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+    if name == "gather stochastic":
+        assert np.linalg.norm(residual) > 0.1 * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_a_memory_varies_over_the_axis_alone(name):
+    """As typing by axes checks it, without a run."""
+    init, update = sharded(SPARSE, memory=MEMORIES[name], like={"w": ROW})
+    grads = {"w": jax.ShapeDtypeStruct((4, 90), "float32")}
+    jax.eval_shape(update, grads, jax.eval_shape(init, {"w": ROW}))
 
 
 def test_every_way_of_running_it_agrees_with_feedback():
-    tx = fg.compressed_pmean(BLOCKED, fg.ErrorFeedback(), axis_name=AXIS)
-
-    def twice(grad):
-        _, state = tx.update(grad, tx.init(grad))
-        mean, state = tx.update(grad, state)
-        return mean, state.memory.worker_rows
-
-    grads = gradients({"w": jax.ShapeDtypeStruct((90,), "float32")}, 4)
-    results = [everywhere(mode, twice, 4)(grads) for mode in MODES]
+    tx = fg.compressed_pmean(SPARSE, fg.ErrorFeedback(), axis_name=AXIS)
+    grads, results = gradients({"w": ROW}, 4), []
+    start = jax.jit(jax.vmap(tx.init))(grads)
+    for mode in MODES:
+        update = everywhere(mode, lambda g, s: tx.update(g, s), 4)
+        mean, state = update(grads, update(grads, start)[1])
+        results.append((mean, state.memory.worker_rows))
     for other in results[1:]:
-        for a, b in zip(jax.tree.leaves(results[0]), jax.tree.leaves(other), strict=True):
+        for a, b in zip(*map(jax.tree.leaves, (results[0], other)), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
@@ -123,64 +152,27 @@ def few_steps(exchange, memory):
     """What is applied in three steps, the gradients, and what the memory holds, of all workers."""
     tx = fg.compressed_pmean(exchange, memory, axis_name=AXIS)
     rows = [gradients(jax.ShapeDtypeStruct((50,), "float32"), 4, seed=seed) for seed in range(3)]
+    rows = np.stack(rows, axis=1)
 
-    def run(*grads):
-        state, means = tx.init(grads[0]), 0.0
-        for grad in grads:
-            mean, state = tx.update(grad, state)
-            means += mean
-        return means, state.memory.worker_rows
+    def run(grads):
+        state = tx.init(grads[0])
+        state, means = jax.lax.scan(lambda s, g: tx.update(g, s)[::-1], state, grads)
+        return means.sum(0), state.memory.worker_rows
 
-    means, held = jax.jit(jax.vmap(run, axis_name=AXIS))(*rows)
-    return means[0], sum(rows), held
+    means, held = jax.jit(jax.vmap(run, axis_name=AXIS))(rows)
+    held = [np.asarray(leaf).reshape(4, -1).mean(0) for leaf in jax.tree.leaves(held)]
+    return means[0], rows.sum(1).mean(0), held[0]
 
 
-@pytest.mark.parametrize("exchange", [FEW, Around(), Heir(FEW.codec)], ids=repr)
+@pytest.mark.parametrize("exchange", [Around(), Heir(FEW.codec)], ids=repr)
 def test_exchanges_of_ones_own_lose_nothing(exchange):
-    applied, grads, held = few_steps(exchange, fg.ErrorFeedback())
-    (residual,) = jax.tree.leaves(held)
-    left = np.asarray(residual).reshape(4, -1).mean(0)
-    np.testing.assert_allclose(applied + left, grads.mean(0), atol=1e-6)
+    applied, grads, residual = few_steps(exchange, fg.ErrorFeedback())
+    np.testing.assert_allclose(applied + residual, grads, atol=1e-6)
 
 
 def test_memories_of_ones_own_see_what_was_sent():
-    applied, _, held = few_steps(FEW, Record())
-    np.testing.assert_allclose(held.reshape(4, -1).mean(0), applied, atol=1e-6)
-
-
-FEEDS_BACK = dict.fromkeys(
-    [
-        *ONE_OF_EACH,
-        *("spectral sum", "gather top-k", "gather blocked", "gather adaptive"),
-        *("shared support", "shared frequencies", "two stages, top-k"),
-    ]
-)
-
-
-def flat(tree, axes=0):
-    """All values as one vector, behind these axes."""
-    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
-    return np.concatenate([a.reshape(*a.shape[:axes], -1) for a in leaves], axis=axes)
-
-
-@pytest.mark.parametrize("exchange", [EXCHANGES[n] for n in FEEDS_BACK], ids=FEEDS_BACK)
-def test_error_feedback_loses_nothing(exchange):
-    """Sum of what was applied + mean residual = sum of the mean gradients.
-
-    The second loss of two stages is in the residuals of the shards' owners.
-    """
-    init, update = sharded(exchange, like=TREE, key=7)
-    state = init(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), TREE))
-    applied = wanted = 0.0
-    for step in range(6):
-        grads = gradients(TREE, 4, seed=step)
-        mean, state = update(grads, state)
-        applied += flat(mean)
-        wanted += flat(grads, 1).mean(0)
-    residual = flat(state.memory.worker_rows.residual, 1).mean(0)
-    np.testing.assert_allclose(applied + residual, wanted, atol=1e-4)
-    if exchange in (EXCHANGES["gather blocked"], EXCHANGES["gather top-k"]):
-        assert np.linalg.norm(residual) > 0.1 * np.linalg.norm(wanted)
+    applied, _, sent = few_steps(FEW, Record())
+    np.testing.assert_allclose(sent, applied, atol=1e-6)
 
 
 NARROW = {
@@ -193,12 +185,11 @@ NARROW = {
 }
 
 
-@pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "dtype"), sample(itertools.product(NARROW, ["bfloat16", "float16"]), frozenset)
 )
-def test_what_rounding_drops_of_the_mean_is_not_lost(name, dtype, check_vma):
-    """As above, over 200 steps whose means have 8 or 11 bits; float16 gradients are subnormal."""
+def test_what_rounding_drops_of_the_mean_is_not_lost(name, dtype):
+    """As above, over 60 steps whose means have 8 or 11 bits; float16 gradients are subnormal."""
     exchange = NARROW[name]
     fast = isinstance(exchange, fg.Hierarchical)
     axis = ("slow", "fast") if fast else AXIS
@@ -209,21 +200,22 @@ def test_what_rounding_drops_of_the_mean_is_not_lost(name, dtype, check_vma):
     )
     tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=axis)
     size = 1e-5 if dtype == "float16" else 1.0
-    params = {"w": jnp.zeros((10, 11), dtype), "b": jnp.zeros(7)}
+    params = {"w": np.zeros((10, 11), dtype), "b": np.zeros(7, np.float32)}
     specs = fg.state_specs(jax.eval_shape(tx.init, params), axis)
 
     def step(rows, state):
         mean, state = tx.update(jax.tree.map(lambda g: g[0], rows), state)
         return mean, state
 
-    wrap = functools.partial(jax.shard_map, mesh=mesh, check_vma=check_vma)
+    wrap = functools.partial(jax.shard_map, mesh=mesh)
     run = jax.jit(wrap(step, in_specs=(P(axis), specs), out_specs=(P(), specs)))
     state = jax.jit(wrap(tx.init, in_specs=P(), out_specs=specs))(params)
     applied = wanted = 0.0
-    for number in range(200):
-        grads = jax.tree.map(
-            lambda g, p: (g * size).astype(p.dtype), gradients(params, 4, seed=number), params
-        )
+    for number in range(60):
+        grads = {
+            name: (size * values((4, *leaf.shape), seed=number)).astype(leaf.dtype)
+            for name, leaf in params.items()
+        }
         mean, state = run(grads, state)
         assert mean["w"].dtype == dtype
         shards = [np.asarray(s.data).tobytes() for s in mean["w"].addressable_shards]
@@ -250,123 +242,52 @@ def kept_inside(state, shape):
     return whole[7:].reshape(shape)
 
 
-@pytest.mark.parametrize("memory", [fg.ErrorFeedback(beta=0.3), fg.MomentumCorrection(0.5)])
-def test_every_memory_takes_back_what_rounding_drops(memory):
-    """A dense mean keeps the velocity, so what is applied is the sum of the velocities."""
-    tx = fg.compressed_pmean(fg.AllReduce(), memory, axis_name=AXIS)
-    params = {"w": jnp.zeros(200, jnp.bfloat16)}
-    init, update = train_step(tx, 4, like=params)
-    state, applied, wanted, velocity = init(params), 0.0, 0.0, 0.0
-    for number in range(50):
-        grads = gradients(params, 4, seed=number)
-        mean, state = update(grads, state)
-        applied += np.asarray(mean["w"], np.float64)
-        velocity = 0.5 * velocity if isinstance(memory, fg.MomentumCorrection) else 0.0
-        velocity = velocity + np.asarray(grads["w"], np.float64).mean(0)
-        wanted += velocity
-    kept = np.asarray(state.memory.worker_rows.residual["w"], np.float64).mean(0)
-    kept = kept / getattr(memory, "beta", 1.0)
-    assert np.linalg.norm(kept) > 0
-    np.testing.assert_allclose(applied + kept, wanted, atol=1e-5 * np.abs(wanted).max())
+def of_gradients(name):
+    return fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS, key=1)
 
 
-def test_decay_is_the_formula():
-    memory = fg.ErrorFeedback(decay=0.5)
-    state = fg.memories.ErrorFeedback().init(jnp.ones(2))
-    x, state = memory.add(jnp.array([1.0, 2.0]), state)
-    state = memory.update(x, jnp.array([1.0, 0.0]), x, state)
-    x, _ = memory.add(jnp.array([1.0, 1.0]), state)
-    assert x.tolist() == [1.5, 1.0]
-    with pytest.raises(ValueError, match=r"in \[0, 1\], got 1.5; use 1.0, which loses nothing"):
-        fg.ErrorFeedback(decay=1.5)
+TRAINED = {
+    "gather stochastic": optax.chain(of_gradients("gather stochastic"), optax.sgd(0.05)),
+    "warm-up": optax.chain(of_gradients("warm-up"), optax.sgd(0.05)),
+    "on the local update": optax.chain(
+        fg.local_state(optax.scale_by_adam(b1=0.0, b2=0.99)),
+        of_gradients("gather paper"),
+        optax.scale(-0.02),
+    ),
+}
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_a_bad_step_leaves_the_memory_and_is_counted(check_vma):
-    tx = fg.compressed_pmean(BLOCKED, fg.ErrorFeedback(), axis_name=AXIS)
-    like = {"w": jax.ShapeDtypeStruct((90,), jnp.float32)}
-    init, update = train_step(tx, 4, check_vma=check_vma, like=like)
-    _, before = update(gradients(like, 4), init({"w": jnp.zeros(90)}))
-    bad = {"w": gradients(like, 4)["w"].at[3, 5].set(np.nan)}
-    mean, after = update(bad, before)
-    assert np.all(np.isnan(mean["w"]))
-    assert int(after.skipped) == 1
-    assert int(after.step) == 2
-    np.testing.assert_array_equal(
-        before.memory.worker_rows.residual["w"], after.memory.worker_rows.residual["w"]
-    )
-
-
-def test_apply_if_finite_after_it_skips_on_all_workers():
-    tx = optax.chain(
-        fg.compressed_pmean(BLOCKED, fg.ErrorFeedback(), axis_name=AXIS),
-        optax.apply_if_finite(optax.adam(1e-3), max_consecutive_errors=3),
-    )
-    like = {"w": jax.ShapeDtypeStruct((90,), jnp.float32)}
-    init, update = train_step(tx, 4, like=like)
-    bad = {"w": gradients(like, 4)["w"].at[3, 5].set(np.inf)}
-    updates, state = update(bad, init({"w": jnp.zeros(90)}))
-    np.testing.assert_array_equal(updates["w"], np.zeros(90))
-    assert int(state[1].total_notfinite) == 1
-
-
-def training(exchange, memory, optimizer, steps, workers=8, check_vma=True):
-    """Linear regression from different data on each worker; every worker's own parameters."""
-    tx = optax.chain(fg.compressed_pmean(exchange, memory, axis_name=AXIS, key=1), optimizer)
-    target = jnp.linspace(-1.0, 1.0, 40)
-    params = {"w": jnp.zeros(40), "b": jnp.zeros(())}
-    mesh = mesh_of(workers)
-    specs = fg.state_specs(jax.eval_shape(tx.init, params), AXIS)
+@pytest.mark.parametrize("name", TRAINED)
+def test_replicas_are_bit_identical_after_200_steps_of_one_program(name):
+    """Linear regression from different data on each worker, with rows of parameters."""
+    tx, target = TRAINED[name], np.linspace(-1.0, 1.0, 40, dtype=np.float32)
+    zeros, mesh = {"w": np.zeros(40, np.float32), "b": np.zeros((), np.float32)}, mesh_of(4)
+    specs = fg.state_specs(jax.eval_shape(tx.init, zeros), AXIS)
 
     def loss(p, x):
         return jnp.mean((x @ p["w"] + p["b"] - x @ target - 0.5) ** 2)
 
     def step(params, state, x):
-        # One row of parameters for each worker, so that a difference between them would show.
         own = jax.tree.map(lambda p: p[0], params)
-        grad = jax.grad(loss)(own, x[0])
-        updates, state = tx.update(grad, state)
+        updates, state = tx.update(jax.grad(loss)(own, x[0]), state)
         return jax.tree.map(lambda p: p[None], optax.apply_updates(own, updates)), state
 
-    wrap = functools.partial(jax.shard_map, mesh=mesh, check_vma=check_vma)
-    state = jax.jit(wrap(tx.init, in_specs=P(), out_specs=specs))(params)
+    wrap = functools.partial(jax.shard_map, mesh=mesh)
+    state = jax.jit(wrap(tx.init, in_specs=P(), out_specs=specs))(zeros)
     ins, outs = (P(AXIS), specs, P(AXIS)), (P(AXIS), specs)
     run = jax.jit(wrap(step, in_specs=ins, out_specs=outs))
-    rows = NamedSharding(mesh, P(AXIS))
-    params = jax.tree.map(lambda p: jnp.broadcast_to(p, (workers, *p.shape)), params)
-    params = jax.device_put(params, rows)
-    rng = np.random.default_rng(0)
-    for _ in range(steps):
-        x = jax.device_put(rng.standard_normal((workers, 16, 40)).astype(np.float32), rows)
+    rows, rng = NamedSharding(mesh, P(AXIS)), np.random.default_rng(0)
+    params = jax.device_put(jax.tree.map(lambda p: np.stack([p] * 4), zeros), rows)
+    for _ in range(200):
+        x = jax.device_put(rng.standard_normal((4, 16, 40)).astype(np.float32), rows)
         params, state = run(params, state, x)
-    return params, state, run, float(jnp.max(jnp.abs(params["w"][0] - target)))
-
-
-@pytest.mark.parametrize("name", ["gather blocked", "gather paper", "gather stochastic", "warm-up"])
-def test_replicas_are_bit_identical_after_200_steps_of_one_program(name):
-    params, state, run, error = training(
-        EXCHANGES[name], fg.ErrorFeedback(), optax.sgd(0.05), steps=200
-    )
     for leaf in jax.tree.leaves(params):
-        bits = np.asarray(leaf).view(np.uint32)
-        assert np.all(bits == bits[:1])
+        assert len({row.tobytes() for row in np.asarray(leaf)}) == 1
     assert run._cache_size() == 1
-    assert int(state[0].step) == 200
-    assert error < 0.05
-
-
-def test_without_memory_a_biased_codec_does_not_get_there():
-    """The test above would pass without compressing; this one would not."""
-    codec = fg.AllGather(fg.TopK(k=2))
-    *_, error = training(codec, fg.NoMemory(), optax.sgd(0.05), steps=60)
-    *_, dense = training(fg.AllReduce(), fg.NoMemory(), optax.sgd(0.05), steps=60)
-    assert error > 3 * dense
-
-
-def test_check_vma_off_trains_alike():
-    on = training(BLOCKED, fg.ErrorFeedback(), optax.adam(0.01), steps=20)[0]
-    off = training(BLOCKED, fg.ErrorFeedback(), optax.adam(0.01), steps=20, check_vma=False)[0]
-    np.testing.assert_allclose(on["w"], off["w"], rtol=1e-3, atol=1e-4)
+    for leaf, spec in zip(*map(jax.tree.leaves, (state, specs)), strict=True):
+        if spec == P():  # replicated, as typing by axes has proved
+            assert len({np.asarray(s.data).tobytes() for s in leaf.addressable_shards}) == 1
+    assert np.abs(np.asarray(params["w"])[0] - target).max() < 0.1
 
 
 def test_in_partition_only_its_own_leaves_are_exchanged():
@@ -382,48 +303,12 @@ def test_in_partition_only_its_own_leaves_are_exchanged():
     like = {"w": jax.ShapeDtypeStruct((20,), "float32"), "b": jax.ShapeDtypeStruct((4,), "float32")}
     init, update = train_step(tx, 4, like=like)
     grads = gradients(like, 4)
-    state = init(jax.tree.map(lambda g: g[0], grads))
+    state = init({"w": np.zeros(20, np.float32), "b": np.zeros(4, np.float32)})
     compiled = update.lower(grads, state).compile()
     assert sorted(c.kind for c in fg.audit(compiled)) == ["all-gather", "all-reduce"]
     mean, _ = compiled(grads, state)
-    np.testing.assert_allclose(mean["b"], grads["b"].mean(0), rtol=1e-6)
+    np.testing.assert_allclose(mean["b"], np.asarray(grads["b"]).mean(0), rtol=1e-6)
     assert np.count_nonzero(mean["w"]) <= 4
-
-
-def test_in_inject_hyperparams():
-    @optax.inject_hyperparams
-    def make(learning_rate):
-        return optax.chain(
-            fg.compressed_pmean(BLOCKED, fg.ErrorFeedback(), axis_name=AXIS),
-            optax.sgd(learning_rate),
-        )
-
-    tx = make(learning_rate=optax.linear_schedule(1.0, 0.0, 4))
-    like = {"w": jax.ShapeDtypeStruct((90,), jnp.float32)}
-    init, update = train_step(tx, 4, like=like)
-    state = init({"w": jnp.zeros(90)})
-    norms = []
-    for _ in range(4):
-        updates, state = update(gradients(like, 4), state)
-        norms.append(float(jnp.linalg.norm(updates["w"])))
-    assert norms[3] < norms[0]
-    assert update._cache_size() == 1
-
-
-def test_in_multi_steps_with_accumulation():
-    tx = optax.MultiSteps(
-        optax.chain(fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS), optax.sgd(-1.0)), 2
-    )
-    like = {"w": jax.ShapeDtypeStruct((9,), jnp.float32)}
-    grads = gradients(like, 4)
-
-    def two(grad):
-        state = tx.init(grad)
-        _, state = tx.update(grad, state)
-        return tx.update(grad, state)[0]
-
-    mean = everywhere("shard_map unchecked", two, 4)(grads)
-    np.testing.assert_allclose(mean["w"][0], grads["w"].mean(0), rtol=1e-5)
 
 
 def test_state_specs_put_a_row_on_each_worker():
@@ -431,29 +316,27 @@ def test_state_specs_put_a_row_on_each_worker():
         fg.compressed_pmean(EXCHANGES["warm-up"], fg.ErrorFeedback(), axis_name=AXIS),
         optax.adam(1e-3),
     )
-    params = {"w": jnp.zeros((3, 4)), "b": jnp.zeros(())}
+    params = {
+        "w": jax.ShapeDtypeStruct((3, 4), "float32"),
+        "b": jax.ShapeDtypeStruct((), "float32"),
+    }
     shapes = jax.eval_shape(tx.init, params)
     specs = fg.state_specs(shapes, AXIS)
     assert jax.tree.structure(specs) == jax.tree.structure(shapes)
     assert set(jax.tree.leaves(specs[0].memory)) == {P(AXIS)}
     assert set(jax.tree.leaves((specs[0].step, specs[0].exchange, specs[1]))) == {P()}
     assert set(jax.tree.leaves(fg.state_specs(shapes, ("a", "b"))[0].memory)) == {P(("a", "b"))}
-    init, _ = train_step(tx, 8, like=params)
-    state = init(params)
-    residual = state[0].memory.worker_rows.residual["w"]
-    assert residual.shape == (8, 3, 4)
-    assert [s.data.shape for s in residual.addressable_shards] == [(1, 3, 4)] * 8
-    assert state[1][0].mu["w"].shape == (3, 4)
 
 
 def test_init_needs_only_shapes():
-    tx = fg.compressed_pmean(BLOCKED, fg.ErrorFeedback(), axis_name=AXIS)
-    assert tx.init(TREE).memory.worker_rows.residual["layers"][0]["w"].shape == (1, 10, 11)
+    tx = fg.compressed_pmean(SPARSE, fg.ErrorFeedback(), axis_name=AXIS)
+    state = jax.eval_shape(lambda: tx.init(TREE))
+    assert state.memory.worker_rows.residual["layers"][0]["w"].shape == (1, 10, 11)
 
 
 def test_several_buckets_are_several_collectives():
     tx = fg.compressed_pmean(
-        BLOCKED, fg.ErrorFeedback(), axis_name=AXIS, bucketing=fg.Bucketing(bucket_bytes=256)
+        SPARSE, fg.ErrorFeedback(), axis_name=AXIS, bucketing=fg.Bucketing(bucket_bytes=256)
     )
     like = {
         "w": jax.ShapeDtypeStruct((10, 11), "float32"),
@@ -461,110 +344,49 @@ def test_several_buckets_are_several_collectives():
     }
     init, update = train_step(tx, 4, like=like)
     grads = gradients(like, 4)
-    state = init(jax.tree.map(lambda g: g[0], grads))
-    found = fg.audit(update.lower(grads, state).compile())
+    state = init({name: np.zeros(leaf.shape, np.float32) for name, leaf in like.items()})
+    compiled = update.lower(grads, state).compile()
+    found = fg.audit(compiled)
     assert [c.kind for c in found] == ["all-gather"] * 3
     assert sum(c.bytes for c in found) == fg.wire_bytes(
-        BLOCKED, like, bucketing=fg.Bucketing(bucket_bytes=256)
+        SPARSE, like, bucketing=fg.Bucketing(bucket_bytes=256)
     )
-    mean, state = update(grads, state)
+    mean, state = compiled(grads, state)
     for name in like:
-        residual = state.memory.worker_rows.residual[name].mean(0)
-        np.testing.assert_allclose(mean[name] + residual, grads[name].mean(0), atol=1e-5)
+        residual = np.asarray(state.memory.worker_rows.residual[name]).mean(0)
+        wanted = np.asarray(grads[name]).mean(0)
+        np.testing.assert_allclose(mean[name] + residual, wanted, atol=1e-5)
 
 
-def test_the_state_can_be_donated():
-    tx = optax.chain(
-        fg.compressed_pmean(BLOCKED, fg.ErrorFeedback(), axis_name=AXIS), optax.sgd(1.0)
-    )
-    params = {"w": jnp.ones((4, 90))}
-    state = jax.jit(jax.vmap(tx.init))(params)
-    update = jax.vmap(lambda g, s: tx.update(g, s), axis_name=AXIS)
-    jax.jit(update, donate_argnums=1)(params, state)
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-
-
-@pytest.mark.parametrize("empty", [{}, {"a": None}, {"a": jnp.zeros((0, 3))}], ids=str)
-def test_empty_trees_pass(empty):
-    tx = fg.compressed_pmean(BLOCKED, fg.ErrorFeedback(), axis_name=AXIS)
-    run = jax.shard_map(
-        lambda: tx.update(empty, tx.init(empty))[0],
-        mesh=mesh_of(2),
-        in_specs=(),
-        out_specs=P(),
-        check_vma=False,
-    )
-    out = jax.jit(run)()
-    assert jax.tree.structure(out) == jax.tree.structure(empty)
-
-
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_a_model_axis_is_left_alone(check_vma):
-    mesh = Mesh(
-        np.array(jax.devices()).reshape(4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2
-    )
-    tx = fg.compressed_pmean(fg.AllGather(fg.TopK(k=3)), fg.ErrorFeedback(), axis_name="data")
-    x = gradients({"w": jax.ShapeDtypeStruct((20,), "float32")}, 4)
-    specs = fg.state_specs(jax.eval_shape(tx.init, {"w": jnp.zeros(20)}), "data")
-    specs = specs._replace(memory=jax.tree.map(lambda _: P("data", "model"), specs.memory))
-
-    def step(rows):
-        own = jax.tree.map(lambda g: g[0], rows)
-        return tx.update(own, tx.init(own))
-
-    mean, state = jax.jit(
-        jax.shard_map(
-            step,
-            mesh=mesh,
-            in_specs=P("data", "model"),
-            out_specs=(P("model"), specs),
-            check_vma=check_vma,
+def test_empty_trees_pass():
+    tx = fg.compressed_pmean(SPARSE, fg.ErrorFeedback(), axis_name=AXIS)
+    for empty in ({}, {"a": None}, {"a": np.zeros((0, 3), np.float32)}):
+        run = jax.shard_map(
+            lambda empty=empty: one_update(tx)(empty),
+            mesh=mesh_of(2),
+            in_specs=(),
+            out_specs=P(),
+            check_vma=False,
         )
-    )(x)
-    assert mean["w"].shape == (20,)
-    assert state.memory.worker_rows.residual["w"].shape == (4, 20)
-    for half in (slice(0, 10), slice(10, 20)):
-        kept = np.asarray(x["w"][:, half] - state.memory.worker_rows.residual["w"][:, half])
-        assert np.all(np.count_nonzero(kept, axis=1) == 3)
-        np.testing.assert_allclose(mean["w"][half], kept.mean(0), rtol=1e-5, atol=1e-6)
-
-
-def test_a_bad_step_is_agreed_on_over_the_model_axis():
-    mesh = Mesh(
-        np.array(jax.devices()).reshape(4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2
-    )
-    tx = fg.compressed_pmean(fg.AllGather(fg.TopK(k=3)), axis_name="data")
-
-    def step(rows):
-        return tx.update(rows[0], tx.init(rows[0]))
-
-    specs = fg.state_specs(jax.eval_shape(tx.init, jnp.zeros(20)), "data")
-    bad = jnp.ones((4, 20)).at[1, 2].set(np.nan)
-    mean, state = jax.jit(
-        jax.shard_map(step, mesh=mesh, in_specs=P("data", "model"), out_specs=(P("model"), specs))
-    )(bad)
-    assert int(state.skipped) == 1
-    assert np.isnan(mean).tolist() == [True] * 10 + [False] * 10
+        assert jax.tree.structure(jax.jit(run)()) == jax.tree.structure(empty)
 
 
 def test_what_overflows_is_summed_over_the_model_axis():
-    mesh = Mesh(
-        np.array(jax.devices()).reshape(4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2
-    )
     exchange = fg.AllGather(fg.codecs.FixedRangeFloat(bits=8, maximum=1.0))
     tx = fg.compressed_pmean(exchange, axis_name=AXIS)
 
     def step(rows):
         return tx.update(rows[0], tx.init(rows[0]))[1].overflow
 
-    run = jax.shard_map(step, mesh=mesh, in_specs=P("data", "model"), out_specs=P())
-    x = jnp.full((4, 20), 0.5).at[1, :3].set(2.0).at[2, 8:15].set(-3.0)  # 2 and 5 in the halves
+    run = jax.shard_map(step, mesh=of_model_axis(), in_specs=P("data", "model"), out_specs=P())
+    x = np.full((4, 20), 0.5, np.float32)
+    x[1, :3], x[2, 8:15] = 2.0, -3.0  # 2 and 5 in the halves
     assert int(jax.jit(run)(x)) == 3 + 2 + 5
 
 
 def test_a_sum_of_counts_over_the_model_axis_does_not_wrap():
     mesh = Mesh(np.array(jax.devices()), ("model",), axis_types=(AxisType.Auto,))
-    counters = dict.fromkeys(("step", "skipped", "overflow"), jnp.int32(0))
+    counters = dict.fromkeys(("step", "skipped", "overflow"), np.int32(0))
 
     def step(count):
         stats = fg.exchanges.Stats(overflow=count[0])
@@ -572,13 +394,12 @@ def test_a_sum_of_counts_over_the_model_axis_does_not_wrap():
         return _pmean.counters(before, stats, jnp.array(True))["overflow"]
 
     run = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=P("model"), out_specs=P()))
-    assert int(run(jnp.full(8, 2**31 - 1, jnp.int32))) > 2**31 - 9
-    assert int(run(jnp.arange(8, dtype=jnp.int32))) == 28
+    assert int(run(np.full(8, 2**31 - 1, np.int32))) == (2**31 - 1) // 8 * 8
+    assert int(run(np.arange(8, dtype=np.int32))) == 28
 
 
 def test_already_summed_gradients_are_refused():
-    tx = fg.compressed_pmean(BLOCKED, axis_name=AXIS)
-    params = {"w": jnp.ones(20)}
+    tx = fg.compressed_pmean(SPARSE, axis_name=AXIS)
 
     def step(params, x, local):
         params = jax.lax.pcast(params, AXIS, to="varying") if local else params
@@ -592,22 +413,23 @@ def test_already_summed_gradients_are_refused():
             in_specs=(P(), P(AXIS)),
             out_specs=P(),
         )
-        return jax.jit(mapped)(params, jnp.ones((4, 20)))
+        jax.eval_shape(mapped, {"w": np.ones(20)}, np.ones((4, 20)))
 
     with pytest.raises(ValueError, match=r"fg\.value_and_grad\(loss, 'data'\)"):
         run(local=False)
-    assert np.all(np.isfinite(run(local=True)["w"]))
+    run(local=True)
 
 
 @pytest.mark.parametrize("axis", [AXIS, "model"])
 def test_gradients_that_jax_has_yet_to_sum_are_refused(axis):
     """What comes of parameters that are typed as reduced, or of a cast."""
-    tx = fg.compressed_pmean(BLOCKED, axis_name=AXIS)
-    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), (AXIS, "model"))
+    tx = fg.compressed_pmean(SPARSE, axis_name=AXIS)
 
     def run(function, over=AXIS):
-        mapped = jax.shard_map(function, mesh=mesh, in_specs=(P(), P(over)), out_specs=P())
-        jax.eval_shape(mapped, jnp.ones(12), jnp.ones(8 * 12))
+        mapped = jax.shard_map(
+            function, mesh=of_model_axis(), in_specs=(P(), P(over)), out_specs=P()
+        )
+        jax.eval_shape(mapped, np.ones(12), np.ones(8 * 12))
 
     def of_reduced(w, x):
         reduced = jax.lax.pcast(w, axis, to="reduced")
@@ -644,62 +466,52 @@ def test_an_unused_parameter_still_counts_as_local():
         return tx.update(grad, tx.init(grad))[0]
 
     run = jax.shard_map(step, mesh=mesh_of(2), in_specs=(P(), P(AXIS)), out_specs=P())
-    out = jax.jit(run)({"w": jnp.ones(3), "unused": jnp.ones(2)}, jnp.arange(6.0))
+    ones = {"w": np.ones(3, np.float32), "unused": np.ones(2, np.float32)}
+    out = jax.jit(run)(ones, np.arange(6, dtype=np.float32))
     assert out["unused"].tolist() == [0.0, 0.0]
     assert out["w"].tolist() == [1.5, 2.5, 3.5]
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "remedy"),
-    [
-        (
-            lambda tx: tx.update({"w": jnp.ones(3)}, tx.init({"w": jnp.ones(3)})),
-            ValueError,
-            "inside jax.shard_map",
-        ),
-        (lambda tx: tx.init({"w": jnp.arange(3)}), TypeError, r"updates\['w'\].*differentiated"),
-        (lambda tx: tx.init({"w": jnp.ones(3, complex)}), TypeError, "differentiated"),
-        (lambda tx: tx.init({"w": 1.0}), TypeError, "got float"),
-    ],
-)
-def test_bad_input_is_answered_with_the_remedy(call, error, remedy):
-    tx = fg.compressed_pmean(BLOCKED, fg.ErrorFeedback(), axis_name=AXIS)
-    with pytest.raises(error, match=remedy):
-        call(tx)
+def test_bad_input_is_answered_with_the_remedy():
+    tx = fg.compressed_pmean(SPARSE, fg.ErrorFeedback(), axis_name=AXIS)
+    with pytest.raises(ValueError, match=r"inside jax\.shard_map"):
+        jax.eval_shape(one_update(tx), {"w": np.ones(3)})
+    for leaf, remedy in (
+        (np.arange(3), r"updates\['w'\].*differentiated"),
+        (np.ones(3, complex), "differentiated"),
+        (1.0, "got float"),
+    ):
+        with pytest.raises(TypeError, match=remedy):
+            tx.init({"w": leaf})
 
 
 def test_a_state_that_is_not_sharded_is_refused():
-    tx = fg.compressed_pmean(BLOCKED, fg.ErrorFeedback(), axis_name=AXIS)
-    state = tx.init({"w": jnp.ones(3)})
-    state = state._replace(memory=jax.tree.map(lambda a: jnp.repeat(a, 4, 0), state.memory))
+    tx = fg.compressed_pmean(SPARSE, fg.ErrorFeedback(), axis_name=AXIS)
+    state = jax.eval_shape(tx.init, {"w": np.ones(3)})
+    rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((4, *a.shape[1:]), a.dtype), state.memory)
+    run = jax.vmap(lambda g, s: tx.update({"w": g}, s)[0], (0, None), axis_name=AXIS)
     with pytest.raises(ValueError, match=r"fg\.state_specs"):
-        jax.vmap(lambda g: tx.update({"w": g}, state)[0], axis_name=AXIS)(jnp.ones((4, 3)))
+        jax.eval_shape(run, np.ones((4, 3)), state._replace(memory=rows))
 
 
-def test_the_key_decides_the_dither_and_the_step_changes_it():
+def test_the_key_decides_the_dither_which_differs_by_step_and_worker():
+    exchange = fg.AllGather(fg.RangeFloat(bits=4, rounding="stochastic"))
+    same = np.broadcast_to(gradients(ROW, 1), (4, 90))
+
     def means(key):
-        tx = fg.compressed_pmean(EXCHANGES["gather stochastic"], axis_name=AXIS, key=key)
-
-        def two(grad):
-            first, state = tx.update(grad, tx.init(grad))
-            return first, tx.update(grad, state)[0]
-
-        return everywhere("vmap", two, 4)(gradients(jax.ShapeDtypeStruct((90,), "float32"), 4))
+        tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS, key=key)
+        init, update = (
+            everywhere("vmap", function, 4) for function in (tx.init, lambda g, s: tx.update(g, s))
+        )
+        first, state = update(same, init(same))
+        assert len({row.tobytes() for row in np.asarray(state.memory.worker_rows.residual)}) == 4
+        no_memory = state._replace(memory=init(same).memory)
+        return np.asarray(first), np.asarray(update(same, no_memory)[0])
 
     (a1, a2), (b1, _), (c1, _) = means(0), means(jax.random.key(0)), means(jax.random.PRNGKey(9))
     np.testing.assert_array_equal(a1, b1)
     assert not np.array_equal(a1, a2)
     assert not np.array_equal(a1, c1)
-
-
-def test_workers_round_independently():
-    exchange = fg.AllGather(fg.RangeFloat(bits=4, rounding="stochastic"))
-    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
-    same = jnp.broadcast_to(gradients(jax.ShapeDtypeStruct((90,), "float32"), 1), (4, 90))
-    residual = everywhere(
-        "vmap", lambda g: tx.update(g, tx.init(g))[1].memory.worker_rows.residual, 4
-    )(same)
-    assert len({row.tobytes() for row in np.asarray(residual)}) == 4
 
 
 def test_buckets_that_are_alike_are_traced_once():
@@ -711,10 +523,10 @@ def test_buckets_that_are_alike_are_traced_once():
             seen.append(x)
             return super().mean(x, state, comm)
 
-    x = {"w": jnp.arange(1024.0).reshape(8, 128)}
     tx = fg.compressed_pmean(Seen(), axis_name=AXIS, bucketing=fg.Bucketing(bucket_bytes=512))
-    out = jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name=AXIS)({"w": x["w"][None]})
-    np.testing.assert_array_equal(out["w"][0], x["w"])
+    x = {"w": np.arange(1024, dtype=np.float32).reshape(1, 8, 128)}
+    out = everywhere("vmap", one_update(tx), 1)(x)
+    np.testing.assert_array_equal(out["w"], x["w"])
     assert len(seen) == 1
 
 
@@ -723,13 +535,13 @@ def test_levels_have_a_memory_in_each_bucket():
     tx = fg.compressed_pmean(
         exchange, axis_name=("slow", "fast"), bucketing=fg.Bucketing(bucket_bytes=512)
     )
-    x = jnp.arange(4.0 * 1024).reshape(2, 2, 8, 128)
+    x = np.arange(4 * 512, dtype=np.float32).reshape(2, 2, 4, 128)
 
     def two_steps(x):
         _, state = tx.update(x, tx.init(x))
         return tx.update(x, state)[0]
 
-    out = jax.vmap(jax.vmap(two_steps, axis_name="fast"), axis_name="slow")(x)
+    out = jax.jit(jax.vmap(jax.vmap(two_steps, axis_name="fast"), axis_name="slow"))(x)
     assert np.isfinite(out).all()
     np.testing.assert_array_equal(out[0, 0], out[1, 1])
 
@@ -742,19 +554,16 @@ def test_a_derivative_is_right_or_refused_with_the_remedy(name):
     """Bits have none: a gradient through a buffer was zero."""
     exchange = of_size(EXCHANGES[name], 4)
     tx = fg.compressed_pmean(exchange, axis_name=AXIS)
-    x = gradients(jnp.zeros((10, 15)), 4)
-
-    def mean(row):
-        return tx.update(row, tx.init(row))[0]
-
-    derivative = jax.jit(lambda x: jax.jvp(jax.vmap(mean, axis_name=AXIS), (x,), (x,)))
+    x = gradients(jax.ShapeDtypeStruct((10, 15), "float32"), 4)
+    mean = jax.vmap(one_update(tx), axis_name=AXIS)
+    derivative = jax.jit(lambda x: jax.jvp(mean, (x,), (x,)))
     if not DIFFERENTIABLE & {type(exchange), exchange}:
         with pytest.raises(NotImplementedError, match=r"AllReduce\(\)"):
             derivative(x)
         return
     y, slope = derivative(x)  # along x itself, of which the mean is a multiple
-    np.testing.assert_allclose(slope, y, atol=0.01 * np.linalg.norm(y))
-    assert np.any(y)
+    np.testing.assert_allclose(slope, y, atol=0.01 * np.linalg.norm(np.asarray(y)))
+    assert np.any(np.asarray(y))
 
 
 @pytest.mark.parametrize("exchange", [fg.AllReduce(), fg.AllReduce(fg.Hadamard(block=8))], ids=repr)
@@ -768,17 +577,17 @@ def test_a_linear_sum_has_the_gradient_of_a_mean(exchange):
     np.testing.assert_allclose(rows, np.tile(np.arange(16.0) / 4, (4, 1)), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("exchange", [fg.AllGather(fg.Identity()), fg.TwoStage(fg.Identity(), 4)])
-def test_a_gradient_through_buffers_is_refused_in_every_mode(exchange, mode):
+def test_a_gradient_through_buffers_is_refused_in_every_mode(exchange):
     tx = fg.compressed_pmean(exchange, axis_name=AXIS)
 
     def loss(x):
-        return jnp.sum(tx.update(x, tx.init(x))[0] ** 2)
+        return jnp.sum(one_update(tx)(x) ** 2)
 
-    for derivative in (jax.grad(loss), lambda x: jax.linearize(loss, x)[0] + loss(x)):
-        with pytest.raises(NotImplementedError, match=r"AllReduce\(\)"):
-            everywhere(mode, derivative, 4)(jnp.ones((4, 8)))
+    for mode in MODES:
+        for derivative in (jax.grad(loss), lambda x: jax.linearize(loss, x)[0] + loss(x)):
+            with pytest.raises(NotImplementedError, match=r"AllReduce\(\)"):
+                jax.eval_shape(everywhere(mode, derivative, 4), np.ones((4, 8), np.float32))
 
 
 def test_what_does_not_depend_on_the_gradient_has_a_gradient():
@@ -795,29 +604,23 @@ def test_what_does_not_depend_on_the_gradient_has_a_gradient():
         return jnp.sum(w) + 0 * state.step
 
     f = jax.jit(jax.vmap(jax.grad(loss), (None, 0), axis_name=AXIS))
-    assert np.all(np.asarray(f(0.1, jnp.ones((4, 8)))) < -15)
+    assert np.all(np.asarray(f(0.1, np.ones((4, 8), np.float32))) < -15)
 
 
-GOSSIP = fg.contrib.gossip.choco_sgd(
-    optax.sgd(0.1), fg.TopK(k=4), fg.contrib.gossip.ring(4), gamma=0.4, axis_name=("a", "b")
-)
+def test_a_gradient_through_other_buffers_is_refused():
+    axes = ("a", "b")
+    ring = fg.contrib.gossip.ring(4)
+    for tx in (
+        fg.compressed_pmean(fg.Hierarchical("b", 2, fg.AllReduce()), axis_name=axes),
+        fg.optimizers.sharded(optax.sgd(0.1), 4, axis_name=axes),
+        fg.contrib.gossip.choco_sgd(optax.sgd(0.1), fg.TopK(k=4), ring, gamma=0.4, axis_name=axes),
+    ):
 
+        def loss(x, tx=tx):
+            w = 0 * x
+            _, state = tx.update(x, tx.init(w), w)
+            return jnp.sum(tx.update(x, state, w + x)[0])
 
-@pytest.mark.parametrize(
-    "tx",
-    [
-        fg.compressed_pmean(fg.Hierarchical("b", 2, fg.AllReduce()), axis_name=("a", "b")),
-        fg.optimizers.sharded(optax.sgd(0.1), 4, axis_name=("a", "b")),
-        GOSSIP,
-    ],
-    ids=["hierarchical", "sharded", "gossip"],
-)
-def test_a_gradient_through_other_buffers_is_refused(tx):
-    def loss(x):
-        w = 0 * x
-        _, state = tx.update(x, tx.init(w), w)
-        return jnp.sum(tx.update(x, state, w + x)[0])
-
-    run = jax.vmap(jax.vmap(jax.grad(loss), axis_name="b"), axis_name="a")
-    with pytest.raises(NotImplementedError, match=r"AllReduce\(\)"):
-        run(jnp.ones((2, 2, 8)))
+        run = jax.vmap(jax.vmap(jax.grad(loss), axis_name="b"), axis_name="a")
+        with pytest.raises(NotImplementedError, match=r"AllReduce\(\)"):
+            jax.eval_shape(run, np.ones((2, 2, 8), np.float32))
