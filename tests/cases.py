@@ -157,6 +157,7 @@ EXCHANGES: dict[str, fg.Exchange] = {
 }
 
 SLOW = pytest.mark.slow
+EVERY_CASE = pytest.mark.every_case
 SEED = int(os.environ.get("FFTGRAD_SEED", "0"))
 """Draws which rows of a dear law the default runs: printed in pytest's header."""
 
@@ -220,21 +221,26 @@ def drawn(rows, kinds=kinds, *, always=()) -> set:
     return taken
 
 
-def sample(rows, kinds=kinds, *, always=()):
-    """The parameters of a law that is dear: those that are not drawn are slow.
+def sample(rows, kinds=kinds, *, always=(), marks=()):
+    """Parametrize an expensive test: one row of each kind, and the other rows are slow.
 
     Args:
       rows: names of codecs, exchanges or methods; or any others, with `kinds` of their own.
       kinds: a function from a row to the set of its kinds.
-      always: rows that the default never leaves out.
+      always: rows that are never left out.
+      marks: marks of the rows that are drawn.
     """
     rows = list(rows)
     taken = drawn(rows, kinds, always=always)
     params = {row: row if isinstance(row, tuple) else (row,) for row in rows}
     return [
-        pytest.param(*values, id="-".join(map(str, values)), marks=() if row in taken else SLOW)
+        pytest.param(*values, id="-".join(map(str, values)), marks=marks if row in taken else SLOW)
         for row, values in params.items()
     ]
+
+
+one_of_each = functools.partial(sample, marks=EVERY_CASE)
+"""Parametrize a law: a `sample`, of which the default layer runs all rows that are drawn."""
 
 
 HIERARCHIES: dict[str, fg.Hierarchical] = {

@@ -19,6 +19,8 @@ FILE = pathlib.Path(__file__).parent / "goldens.npz"
 AXIS, WORKERS, STEPS = "data", 4, 4
 STEP = messages.STEP
 VECTOR = values((messages.N,), seed=5)
+ROWS = values((WORKERS, 152), seed=9)
+"""A gradient of each worker."""
 LIKE = {
     "conv": jax.ShapeDtypeStruct((3, 3, 4, 8), "float32"),
     "head": jax.ShapeDtypeStruct((20, 32), "float32"),
@@ -69,6 +71,12 @@ def method(name: str):
     return mapped(METHODS[name](AXIS))
 
 
+@functools.cache
+def exchange(name: str):
+    """`init` and `update` of an exchange behind error feedback on all workers."""
+    return mapped(fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS))
+
+
 def updates(name: str) -> np.ndarray:
     """The updates of a method on every worker, step by step."""
     params = jax.tree.map(lambda s: jnp.zeros((WORKERS, *s.shape)), LIKE)
@@ -78,9 +86,7 @@ def updates(name: str) -> np.ndarray:
 
 def means(name: str) -> np.ndarray:
     """The means of an exchange behind error feedback, step by step."""
-    x = jnp.asarray(values((WORKERS, 152), seed=9))
-    tx = fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS)
-    return _run(mapped(tx), x, [x * (1 + step) for step in range(STEPS)])
+    return _run(exchange(name), ROWS, [ROWS * (1 + step) for step in range(STEPS)])
 
 
 def _run(programs, params, grads) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The layers of the suite: a sample that takes minutes, and by `--full` all that is not slow."""
+"""The layers of the suite: the default one takes minutes, `--full` runs all that is not slow."""
 
 import collections
 import hashlib
@@ -12,12 +12,10 @@ PROGRAMS = collections.Counter()
 jax.monitoring.register_event_duration_secs_listener(
     lambda event, *_, **__: PROGRAMS.update(["compiled"] if "backend_compile" in event else [])
 )
-FEW = 1
-"""Cases of each test in the sample."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="run all that is not slow, no sample")
+    parser.addoption("--full", action="store_true", help="run all that is not slow")
 
 
 def pytest_report_header() -> str:
@@ -42,17 +40,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def full_layer(items: list[pytest.Item]) -> list[pytest.Item]:
-    """All but what is for releases only."""
+    """All tests that are not slow."""
     return [item for item in items if not item.get_closest_marker("slow")]
 
 
 def default_layer(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Of each test a case or a few, others with another seed, and of processes the smoke tests."""
+    """Select every case of laws and oracles, the smoke tests, and one case of each other test."""
     tests = collections.defaultdict(list)
     for item in full_layer(items):
         if not item.get_closest_marker("processes") or item.get_closest_marker("smoke"):
-            tests[item.nodeid.partition("[")[0]].append(item)
-    return [case for own in tests.values() for case in sorted(own, key=_draw)[:FEW]]
+            every = item.get_closest_marker("every_case")
+            tests[item.nodeid if every else item.nodeid.partition("[")[0]].append(item)
+    return [min(own, key=_draw) for own in tests.values()]
 
 
 def _draw(item: pytest.Item) -> bytes:
