@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import messages
 import numpy as np
+import optax
 from cases import CODECS, EXCHANGES, METHODS, gradients, values
 
 import fftgrad as fg
@@ -74,7 +75,13 @@ def method(name: str):
 @functools.cache
 def exchange(name: str):
     """`init` and `update` of an exchange behind error feedback on all workers."""
-    return mapped(fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS))
+    tx = fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS)
+
+    def update(grad, state, params):
+        with jax.numpy_dtype_promotion("strict"):  # or the law of promotion had its own programs
+            return tx.update(grad, state, params)
+
+    return mapped(optax.GradientTransformation(tx.init, update))
 
 
 def updates(name: str) -> np.ndarray:

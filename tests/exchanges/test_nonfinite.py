@@ -22,6 +22,7 @@ from cases import (
     one_of_each,
     values,
 )
+from messages import draws, gathered
 from parallel import AXIS, everywhere, train_step
 
 import fftgrad as fg
@@ -68,30 +69,17 @@ def spoiled(x):
             yield one, (worker, position, bad)
 
 
-def draws(codec):
-    """Whether it rounds by chance: another program may then round a value to the other side."""
-    return any(word in repr(codec) for word in ("stochastic", "UniformQuantizer", "Ternary"))
-
-
 @SIZES
 @pytest.mark.parametrize("name", one_of_each(CODECS))
 def test_gathering_is_averaging_what_a_codec_decodes_to_and_neither_hides_anything(name, n):
     codec = CODECS[name]
-    exchange = fg.AllGather(codec)
-
-    def one(x):
-        out = exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, STEP))
-        own = fg.decompress(codec, fg.compress(codec, x, step=STEP), x, step=STEP)
-        return out.mean, x - out.error, own
-
-    run = everywhere("vmap", one, WORKERS)
-    mean, sent, own = map(np.asarray, run(good(n)))
+    mean, sent, own = map(np.asarray, gathered(codec, good(n)))
     assert np.all(mean == mean[0])
     np.testing.assert_allclose(mean[0], sent.mean(0), rtol=1e-4, atol=1e-4)
     if not draws(codec):
         np.testing.assert_allclose(sent, own, rtol=1e-4, atol=1e-4)
     for x, (worker, *where) in spoiled(good(n)):
-        mean, _, own = map(np.asarray, run(x))
+        mean, _, own = map(np.asarray, gathered(codec, x))
         assert not np.any(np.all(np.isfinite(mean), axis=1)), where
         assert name in HIDES_NONFINITE or not np.all(np.isfinite(own[worker])), where
 
