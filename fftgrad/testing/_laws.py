@@ -165,7 +165,7 @@ def tree_of(like: PyTree, seed: int = 0) -> PyTree:
     """Values in the shapes of a tree, float32."""
     leaves, structure = jax.tree.flatten(like)
     made = [
-        jnp.asarray(values(leaf.size, 100 * seed + i)).reshape(leaf.shape)
+        jnp.asarray(values(leaf.size, 100 * seed + i).reshape(leaf.shape))
         for i, leaf in enumerate(leaves)
     ]
     return jax.tree.unflatten(structure, made)
