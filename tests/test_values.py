@@ -174,6 +174,61 @@ def test_equal_values_print_alike(one, other):
     assert "np." not in repr(one)
 
 
+REFUSED = """
+chain(TopK)
+Fft(block=48)
+TopK(fraction=0.1, k=2)
+TopK(fraction=85)
+TopK(k=0)
+TopK(k=True)
+Cast("float32")
+RangeFloat(bits=1)
+RangeFloat(bits=8, mantissa=9)
+RangeFloat(bits=8, rounding="up")
+FixedRangeFloat(8, maximum=-1.0)
+FixedRangeFloat(8, maximum=1.0, eps=2.0)
+FixedRangeFloat(4, mantissa=3, maximum=1.0, eps=1e-3)
+FixedRangeFloat(4, 1.0, minimum=-1e-9)
+chain(RangeFloat(8), TopK(k=1))
+Budget()
+Budget(ratio=0.5)
+Budget(bytes=19)
+Budget(bytes=1000.0)
+chain(Budget(ratio=9), Sign())
+LeaderTopK(Budget(ratio=9))
+LeaderTopK(TopK(k=1), "first")
+LeaderTopK(TopK(k=1), -1)
+Scheduled({})
+Scheduled({3: AllReduce()})
+Scheduled({-1: AllReduce(), 0: AllReduce()})
+PowerSgd(0)
+AcpSgd(0)
+Eigenbasis(PowerSgd(2))
+Eigenbasis(AllReduce(), decay=1.0)
+Eigenbasis(AllReduce(), whiten=2.0)
+Eigenbasis(AllReduce(), every=0)
+SmallDense(AllReduce())
+Bucketing("layer")
+Bucketing(bucket_bytes=2)
+Bucketing(bucket_bytes=25e6)
+Bucketing(bucket_bytes="25MB")
+compressed_pmean(AllReduce(), axis_name="a", bucketing="leaf")
+methods.fft_sparsification(theta=15)
+methods.fft_sparsification(theta_schedule={}, recover=(0.5,))
+methods.diminishing_theta(0.1, 0.0, 5)
+methods.recover_by_loss(compressed_pmean(AllReduce(), axis_name="a"), 0.0)
+methods.scale_by_one_bit_adam(0, 4)
+methods.terngrad(dense=("x",), workers=4)
+methods.scale_by_dion(decay=1.0)
+"""
+
+
+@pytest.mark.parametrize("call", REFUSED.strip().splitlines())
+def test_an_argument_that_makes_no_sense_is_refused_with_a_remedy(call):
+    with pytest.raises((TypeError, ValueError), match=r"(?s)^[\w.]+\(.*: .*; .*\.$"):
+        eval(call, NAMES)
+
+
 def test_what_is_given_stays_as_it_is():
     """A part of one's own without numbers of NumPy is not copied, and none is changed in place."""
     whole, numbers = Own(2.0, (1, 2)), Own(F(2.0))

@@ -299,22 +299,6 @@ def test_a_share_of_it_has_a_share_of_the_bytes():
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "remedy"),
-    [
-        (lambda: fg.Budget(), ValueError, "exactly one"),
-        (lambda: fg.Budget(ratio=0.5), ValueError, r"in \[1, inf\), got 0.5; use ratio=100"),
-        (lambda: fg.Budget(bytes=19), ValueError, "at least 20"),
-        (lambda: fg.Budget(bytes=1000.0), TypeError, "must be a Python number.*, got 1000.0;"),
-        (lambda: fg.chain(fg.Budget(ratio=9), fg.Sign()), ValueError, "nothing can follow"),
-        (lambda: fg.LeaderTopK(fg.Budget(ratio=9)), ValueError, "leave quantizers"),
-    ],
-)
-def test_mistakes_are_answered(make, error, remedy):
-    with pytest.raises(error, match=remedy):
-        make()
-
-
-@pytest.mark.parametrize(
     ("ratio", "n", "size"), [(1000, 5, 24), (3.01, 24, 32)], ids=["least", "whole words"]
 )
 def test_a_ratio_is_never_more_bytes_than_it_says_but_for_the_least(ratio, n, size):

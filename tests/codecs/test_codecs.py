@@ -178,46 +178,21 @@ def test_wire_bytes_needs_no_data_and_takes_trees():
     assert bits_a_parameter <= 0.147
 
 
-NINE = jnp.ones(9)
+NINE = np.ones(9, np.float32)
+STOCHASTIC = CODECS["range float stochastic"]
+OF_THREE = fg.Payload(np.ones(3, np.float32))
 MISTAKES = [
-    (lambda: fg.chain(fg.TopK), TypeError, "pass a value"),
-    (lambda: fg.Fft(block=48), ValueError, "use block=64"),
     (lambda: fg.compress(fg.Hadamard(), NINE), ValueError, "signs=False"),
-    (lambda: fg.TopK(fraction=0.1, k=2), ValueError, "exactly one"),
-    (lambda: fg.TopK(fraction=85), ValueError, "1 - theta"),
-    (lambda: fg.TopK(k=0), ValueError, "k=1"),
-    (lambda: fg.TopK(k=True), TypeError, "Python number"),
-    (lambda: fg.Cast("float32"), TypeError, "bfloat16"),
-    (lambda: fg.RangeFloat(bits=1), ValueError, "signs"),
-    (lambda: fg.RangeFloat(bits=8, mantissa=9), ValueError, "mantissa=4"),
-    (lambda: fg.RangeFloat(bits=8, rounding="up"), ValueError, "nearest"),
-    (lambda: fg.codecs.FixedRangeFloat(8, maximum=-1.0), ValueError, "-eps < eps <= maximum"),
-    (lambda: fg.codecs.FixedRangeFloat(8, maximum=1.0, eps=2.0), ValueError, "leave eps out"),
-    (
-        lambda: fg.codecs.FixedRangeFloat(4, mantissa=3, maximum=1.0, eps=1e-3),
-        ValueError,
-        "larger eps",
-    ),
-    (lambda: fg.codecs.FixedRangeFloat(4, 1.0, minimum=-1e-9), ValueError, "more even range"),
-    (lambda: fg.compress(fg.Identity(), jnp.arange(3)), TypeError, "differentiated"),
-    (lambda: fg.compress(fg.Identity(), jnp.ones(3, complex)), TypeError, "cast it"),
-    (lambda: fg.compress(fg.TopK(k=1), jnp.ones((0, 3))), ValueError, "leave empty arrays out"),
-    (lambda: fg.chain(fg.RangeFloat(8), fg.TopK(k=1)), ValueError, "one quantizer at the end"),
+    (lambda: fg.compress(fg.Identity(), np.arange(3)), TypeError, "differentiated"),
+    (lambda: fg.compress(fg.Identity(), np.ones(3, complex)), TypeError, "cast it"),
+    (lambda: fg.compress(fg.TopK(k=1), np.ones((0, 3))), ValueError, "leave empty arrays out"),
     (lambda: round_trip(fg.chain(fg.Fft(), fg.Fft()), NINE), ValueError, "first in the chain"),
     (lambda: round_trip(fg.chain(fg.Fft(), fg.Cast("bfloat16")), NINE), ValueError, "RangeFloat"),
-    (lambda: fg.compress(CODECS["range float stochastic"], NINE), ValueError, "Step.of"),
-    (
-        lambda: fg.decompress(fg.TopK(k=2), fg.compress(fg.TopK(k=3), NINE), NINE),
-        ValueError,
-        "shape",
-    ),
+    (lambda: fg.compress(STOCHASTIC, NINE), ValueError, "Step.of"),
+    (lambda: fg.decompress(fg.Identity(), OF_THREE, NINE), ValueError, "shape"),
     (lambda: fg.tools.decompress_mean(fg.Sign(), (), NINE), ValueError, "shape it came from"),
+    (lambda: fg.tools.decompress_mean(fg.Sign(), [OF_THREE] * 2, NINE), TypeError, "stack them by"),
     (lambda: fg.decompress(fg.Sign, (), NINE), TypeError, r"decompress\(codec\)"),
-    (
-        lambda: fg.tools.decompress_mean(fg.Sign(), [fg.compress(fg.Sign(), NINE)] * 2, NINE),
-        TypeError,
-        r"got 2 payloads; stack them by jax\.tree\.map",
-    ),
 ]
 
 

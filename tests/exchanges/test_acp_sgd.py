@@ -169,12 +169,6 @@ def test_steps_without_a_gradient_end_nothing():
     assert not np.any(np.stack(means[:3]))
 
 
-@pytest.mark.parametrize("rank", [0, -1])
-def test_a_rank_that_is_none_is_refused(rank):
-    with pytest.raises(ValueError, match=r"AcpSgd\(rank\): must be at least 1.*use rank=2"):
-        fg.AcpSgd(rank)
-
-
 @pytest.mark.parametrize(
     ("exchange", "least", "most"), [(fg.AcpSgd(2), 0.7, 1.3), (fg.PowerSgd(2), 3.8, 4.1)]
 )

@@ -168,20 +168,6 @@ def test_a_late_start_has_early_bases_too_and_the_inside_keeps_its_state():
     assert any(np.any(np.asarray(a) > 0) for a in thresholds)
 
 
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: fg.Eigenbasis(fg.PowerSgd(2)), "one vector"),
-        (lambda: fg.Eigenbasis(LOW, decay=1.0), "decay"),
-        (lambda: fg.Eigenbasis(LOW, whiten=2.0), "whiten"),
-        (lambda: fg.Eigenbasis(LOW, every=0), "every"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(make, named):
-    with pytest.raises(ValueError, match=named):
-        make()
-
-
 def test_a_residual_of_the_exchange_itself_would_be_in_an_old_basis():
     exchange = fg.Eigenbasis(fg.Hierarchical("fast", 2, LOW))
     comm = fg.exchanges.Comm(("slow", "fast"), fg.Step.of(0))

@@ -14,7 +14,7 @@ from cases import CODECS, EXCHANGES, SLOW, gradients, one_of_each, sample, value
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, MODES, everywhere, of_size, train_step
-from updates import collectives, sharded
+from updates import collectives
 
 import fftgrad as fg
 from fftgrad.codecs import _sum
@@ -147,16 +147,6 @@ def test_all_parts_travel_together(name):
     )
 
 
-def test_few_votes_are_gathered_together():
-    like = {
-        "a": jax.ShapeDtypeStruct((12, 10), "float32"),
-        "b": jax.ShapeDtypeStruct((8,), "float32"),
-    }
-    init, update = sharded(EXCHANGES["votes"], like=like, bucketing=fg.Bucketing("leaf"))
-    found = fg.audit(update.lower(gradients(like, 4), jax.eval_shape(init, like)).compile())
-    assert [c.kind for c in found] == ["all-gather"]
-
-
 @pytest.mark.parametrize("name", ["blocked", "levels", "sign", "top-k 6 bits"])
 def test_a_mean_is_the_same_with_and_without_a_loop(name, monkeypatch):
     exchange, x = fg.AllGather(CODECS[name]), rows(4)
@@ -247,19 +237,6 @@ def test_blocked_mean_is_the_numpy_oracle():
     assert np.linalg.norm(mean[0] - total / workers) <= 0.02 * np.linalg.norm(total / workers)
 
 
-def test_a_fixed_range_cannot_hide_divergence_in_an_exchange():
-    x = rows(4)
-    x[1, 3] = np.nan
-    mean, _ = program("vmap", fg.AllGather(CODECS["range float fixed"]), 4)(x)
-    assert np.all(np.isnan(mean))
-
-
-@pytest.mark.parametrize("levels", [1, 7])
-def test_what_is_sent_of_integers_averages_to_the_mean(levels):
-    mean, sent = program("vmap", fg.QuantizedAllReduce(workers=4, levels=levels), 4)(rows(4))
-    np.testing.assert_allclose(np.asarray(sent, np.float64).mean(0), mean[0], rtol=1e-5, atol=1e-6)
-
-
 def test_dividing_first_keeps_a_large_mean_finite():
     x = np.full((4, 10), 3e38, np.float32)
     for exchange in (fg.AllReduce(), fg.AllGather(fg.Identity()), fg.AllGather(fg.TopK(k=3))):
@@ -332,13 +309,6 @@ def test_after_the_largest_int32_step_no_schedule_starts_again():
         assert np.count_nonzero(mean) == 4
         seen.append(int(state.step[0]))
     assert seen == [2**30, 2**30 + 1, 2**30 + 2]
-
-
-def test_all_reduce_refuses_what_cannot_be_summed():
-    with pytest.raises(ValueError, match=r"use AllGather\(TopK\(k=3\)\)"):
-        fg.AllReduce(fg.TopK(k=3))
-    with pytest.raises(ValueError, match="use TwoStage"):
-        fg.AllReduce(fg.Cast("bfloat16"))
 
 
 @pytest.mark.parametrize(
@@ -431,42 +401,6 @@ def test_a_fixed_leader_leads_always():
 
     for mean in everywhere("vmap", twice, 2)(x):
         assert mean[0].tolist() == [0.0, 1.5]
-
-
-@pytest.mark.parametrize(
-    ("leader", "error"), [("first", TypeError), (-1, ValueError), (7, ValueError)]
-)
-def test_the_leader_is_checked(leader, error):
-    def mean(row):
-        exchange = fg.LeaderTopK(fg.TopK(k=1), leader)
-        return exchange.mean(row, exchange.init(row), fg.exchanges.Comm(AXIS, fg.Step.of(0))).mean
-
-    with pytest.raises(error, match=r"LeaderTopK\(leader\): must be .*lead in turn"):
-        everywhere("vmap", mean, 2)(jnp.ones((2, 3)))
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "remedy"),
-    [
-        (lambda: fg.Scheduled({}), ValueError, "0: AllReduce"),
-        (lambda: fg.Scheduled({3: fg.AllReduce()}), ValueError, "0: AllReduce"),
-        (
-            lambda: fg.Scheduled({-1: fg.AllReduce(), 0: fg.AllReduce()}),
-            ValueError,
-            "must be at least 0",
-        ),
-        (lambda: fg.Scheduled({0: fg.TopK(k=1)}), TypeError, "AllGather"),
-        (lambda: fg.wire_bytes(EXCHANGES["warm-up"], jnp.ones(9)), ValueError, "exchange.at"),
-    ],
-)
-def test_bad_schedules_are_answered_with_the_remedy(make, error, remedy):
-    with pytest.raises(error, match=remedy):
-        make()
-
-
-def test_gradients_of_the_table_differ_between_workers():
-    (leaf,) = jax.tree.leaves(gradients({"w": jax.ShapeDtypeStruct((9,), "float32")}, 3))
-    assert len({row.tobytes() for row in np.asarray(leaf)}) == 3
 
 
 def test_equal_rules_are_made_for_the_same_parts():

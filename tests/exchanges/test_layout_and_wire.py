@@ -176,20 +176,6 @@ def test_one_value_that_is_not_finite_is_seen(dtype, size):
             assert not finite([np.ones(3, np.float32), spoiled, np.zeros(0, dtype)])
 
 
-@pytest.mark.parametrize(
-    ("make", "remedy"),
-    [
-        (lambda: fg.Bucketing(bucket_bytes=25e6), "25_000_000"),
-        (lambda: fg.Bucketing(bucket_bytes="25MB"), "25_000_000"),
-        (lambda: fg.compressed_pmean(fg.AllReduce(), axis_name="a", bucketing="leaf"), "Bucketing"),
-        (lambda: fg.audit(jax.jit(lambda x: x)), "compile"),
-    ],
-)
-def test_what_is_no_layout_and_no_program_is_answered(make, remedy):
-    with pytest.raises(TypeError, match=remedy):
-        make()
-
-
 def test_the_first_word_tells_of_values():
     payload = fg.Payload(np.ones(1, np.float32))
 

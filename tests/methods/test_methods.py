@@ -297,24 +297,6 @@ def test_recovery_by_the_loss():
     assert levels([2.0, np.nan, 2.0, np.inf, 2.0], tolerance=0.1)[0] == [0, 1, 1, 2, 2]
 
 
-@pytest.mark.parametrize(
-    ("make", "remedy"),
-    [
-        (lambda: fg.methods.fft_sparsification(theta=15), r"the paper uses 0\.85"),
-        (lambda: fg.methods.fft_sparsification(theta_schedule={}, recover=(0.5,)), "not both"),
-        (lambda: fg.methods.diminishing_theta(0.1, 0.0, 5), "learning_rate_0"),
-        (lambda: fg.methods.recover_by_loss(optax.identity(), 0.0), "use 0.1"),
-        (lambda: fg.methods.scale_by_one_bit_adam(0, 4), "a tenth"),
-        (lambda: fg.methods.terngrad(dense=("x",), workers=4), "leave workers out"),
-        (lambda: fg.methods.acp_sgd(rank=0), "rank=2"),
-        (lambda: fg.methods.scale_by_dion(decay=1.0), "use 0.95"),
-    ],
-)
-def test_bad_arguments_are_answered_with_the_remedy(make, remedy):
-    with pytest.raises(ValueError, match=remedy):
-        make()
-
-
 def test_scalecom_chunks_follow_the_work_of_an_element():
     """Above 196 operations 25, above 128 50, below that 400; the first layer dense."""
     flops = {"conv": 196.0, "deep": 130.0, "head": 64.0}
