@@ -25,7 +25,7 @@ LEAF = fg.Bucketing("leaf")
 
 
 def zeros(like):
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), like)
+    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), like)
 
 
 def bits(tree):

@@ -126,8 +126,8 @@ def test_the_sides_are_those_of_the_formula(whiten, rows):
     means = np.random.default_rng(0).standard_normal((8, *shape)).astype(np.float32)
     means *= 2.0 ** -np.arange(shape[1], dtype=np.float32)
     tx = fg.compressed_pmean(exchange, axis_name=AXIS)
-    state, update = tx.init(means[0]), jax.jit(jax.vmap(tx.update, axis_name=AXIS))
-    state = jax.tree.map(lambda a: a[None], state)
+    update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
+    state = jax.jit(jax.vmap(tx.init))(means[:1])
     for mean in means:
         found, state = update(mean[None], state)
         np.testing.assert_allclose(found[0], mean, atol=1e-5)
@@ -144,7 +144,7 @@ def test_what_was_learned_survives_a_spike_whose_square_is_not_finite():
     _, rows = hidden(12)
     tx = fg.compressed_pmean(fg.Eigenbasis(LOW, every=2), fg.ErrorFeedback(), axis_name=AXIS)
     update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
-    state = jax.vmap(tx.init)(rows[0])
+    state = jax.jit(jax.vmap(tx.init))(rows[0])
     for t, row in enumerate(rows):
         _, state = update(1e20 * row if t == 5 else row, state)
     assert np.all(np.asarray(state.skipped) == 0)
@@ -157,7 +157,7 @@ def test_a_late_start_has_early_bases_too_and_the_inside_keeps_its_state():
     _, rows = hidden(8)
     tx = fg.compressed_pmean(exchange, axis_name=AXIS)
     update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
-    state = jax.vmap(tx.init)(rows[0])
+    state = jax.jit(jax.vmap(tx.init))(rows[0])
     for row in rows:
         _, state = update(row, state)
     late = state.exchange[0].shared[1]

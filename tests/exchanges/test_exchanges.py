@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import itertools
+import math
+import re
 
 import goldens
 import jax
@@ -98,8 +100,27 @@ def test_the_bytes_of_the_compiled_program_are_those_that_are_promised(name):
     check_bytes(exchange, workers)
 
 
+WIDTHS = {"pred": 1, "u8": 1, "s8": 1, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
+LINE = re.compile(r"= (.*?) (all-reduce|all-gather|all-to-all|reduce-scatter)\(", re.ASCII)
+
+
+def bytes_out(text, workers):
+    """What a worker hands over, by the results of collectives; `fg.audit` reads their arguments."""
+    total = 0
+    for kinds, collective in LINE.findall(text):
+        size = sum(
+            WIDTHS[kind] * math.prod(int(n) for n in dims.split(",") if n)
+            for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", kinds)
+        )
+        share = {"all-gather": 1 / workers, "reduce-scatter": workers}.get(collective, 1)
+        total += size * share
+    return total
+
+
 def check_bytes(exchange, workers):
-    found = fg.audit(compiled("shard_map", exchange, workers))
+    program = compiled("shard_map", exchange, workers)
+    found = fg.audit(program)
+    assert sum(c.bytes for c in found) == bytes_out(program.as_text(), workers)
     if isinstance(exchange, fg.Scheduled):
         for branch, (step, _) in enumerate(exchange.schedule):
             here = [c for c in found if c.branch == (branch,)]

@@ -27,7 +27,7 @@ def steps(exchange, rows):
 
 def test_a_threshold_of_two_stages_serves_for_its_steps():
     exchange = fg.TwoStage(fg.Threshold(fraction=0.1, reuse=3), WORKERS)
-    rows = [jnp.asarray(values((WORKERS, 80)) / (1 + t)) for t in range(4)]
+    rows = [values((WORKERS, 80)) / (1 + t) for t in range(4)]
     states = steps(exchange, rows)
     for stage in (0, 1):
         found = [state.own.worker_rows.rows[stage][0] for state in states]
@@ -97,5 +97,5 @@ def test_a_loss_beyond_float32_does_not_stay_in_the_residual():
     update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
     rows = values((WORKERS, 80))
     large = np.float32(3e38) * np.sign(rows) * (0.5 + 0.5 * np.abs(rows) / np.abs(rows).max())
-    _, state = update(jnp.asarray(large), jax.vmap(tx.init)(rows))
+    _, state = update(large, jax.jit(jax.vmap(tx.init))(rows))
     assert np.all(np.isfinite(state.memory.worker_rows.residual))
