@@ -243,15 +243,9 @@ def reduced(exchange, rows):
 ROTATED = (fg.Dct(block=16), fg.Hadamard(block=16))
 SPECTRA = fg.chain(fg.Fft(block=16), fg.RandomK(k=16))
 TWICE = {
-    "gather": fg.AllGather(fg.chain(*ROTATED, fg.Fft(block=16), fg.TopK(k=12))),
-    "gather levels": fg.AllGather(
-        fg.chain(fg.Hadamard(block=8), fg.RandomK(k=16), fg.UniformQuantizer(bits=4))
-    ),
     "two stages": fg.TwoStage(fg.chain(*ROTATED, fg.UniformQuantizer(bits=4)), workers=WORKERS),
     "by step": fg.Scheduled({0: fg.AllGather(fg.chain(SPECTRA, fg.RangeFloat(bits=8)))}),
-    "shared support": fg.LeaderTopK(fg.chain(*ROTATED, fg.TopK(k=12))),
     "sum": fg.AllReduce(SPECTRA),
-    "sum of rotations": fg.AllReduce(fg.chain(*ROTATED)),
 }
 
 
