@@ -188,7 +188,7 @@ def test_some_arrays(name):
     )
     for kind, make in KINDS.items():
         x = np.asarray(make(rng, (8, 100)), np.float32)
-        y = run(x, np.arange(len(x)))
+        y = np.asarray(run(x, np.arange(len(x))))
         for law, broken in broken_laws(codec, x, y):
             assert not broken.any(), f"{law}: {kind}, rows {np.flatnonzero(broken)}"
 
