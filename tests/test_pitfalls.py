@@ -76,13 +76,6 @@ def test_long_shards_are_selected_from_where_axes_are_tracked():
     np.testing.assert_array_equal(checked, plain)
 
 
-def test_what_one_of_four_sends_counts_a_quarter():
-    x = np.zeros((4, 8), np.float32)
-    x[0, 3], x[1:, 5] = 8.0, 1.0
-    tx = fg.compressed_pmean(fg.AllGather(fg.ChunkTopK(chunk=8)), axis_name=AXIS)
-    np.testing.assert_allclose(first_update(tx, x), [0, 0, 0, 2.0, 0, 0.75, 0, 0])
-
-
 def test_an_axis_of_prime_length_is_transformed():
     transform = fg.Dct(block=64, shape=(127, 3))
     y = np.asarray(jax.jit(lambda x: fg.compress(transform, x).main)(np.ones(381, np.float32)))
@@ -191,38 +184,6 @@ def test_clipping_hides_nothing_that_is_not_finite(size):
         w[:, size // 2] = bad
         clipped = clip({"w": w, "b": np.full((4, 2), 1e20, np.float32)})
         assert not np.isfinite(np.asarray(clipped["w"])).all(axis=1).any()
-
-
-def test_a_sign_is_one_bit():
-    x = jax.ShapeDtypeStruct((1_000_000,), "float32")
-    assert fg.wire_bytes(fg.Sign(), x) == 125_000 + 4 + 4
-    assert fg.wire_bytes(fg.Ternary(), x) == 200_000 + 4 + 4
-
-
-@pytest.mark.parametrize("n", [1, 3, 150, 1009])
-def test_shards_need_not_divide(n):
-    exchange = fg.TwoStage(fg.Identity(), workers=4)
-    x = values((4, n))
-    mean = everywhere(
-        "vmap",
-        lambda r: exchange.mean(r, exchange.init(r), fg.exchanges.Comm(AXIS, STEP)).mean,
-        4,
-    )(x)
-    np.testing.assert_allclose(mean[0], x.mean(0), atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "exchange", [fg.TwoStage(fg.Sign(), workers=3), fg.QuantizedAllReduce(workers=3)]
-)
-def test_a_wrong_number_of_workers_is_refused(exchange):
-    x = jnp.asarray(values((4, 10)))
-    mean = everywhere(
-        "vmap",
-        lambda r: exchange.mean(r, exchange.init(r), fg.exchanges.Comm(AXIS, STEP)).mean,
-        4,
-    )
-    with pytest.raises(ValueError, match="use workers=4"):
-        mean(x)
 
 
 @pytest.mark.parametrize("search", ["binary", "exact"])

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 import fftgrad as fg
 from fftgrad.codecs import _budget
-from fftgrad.ops import _exp_golomb, _positions
+from fftgrad.ops import _exp_golomb
 
 LEVELS = 4096
 
@@ -88,22 +88,6 @@ def test_numbers_are_in_exponential_golomb_codes(order):
         last[:2], (jnp.int32(order), 1), last[2], 9
     )
     assert words.tolist() == message([(2**20, 2**15)], (order, 1), 9)
-
-
-@pytest.mark.parametrize("share", [0.05, 0.01, 0.001])
-def test_positions_without_clusters_take_no_more_than_in_elias_fano(share):
-    n = 1_000_000
-    k = int(share * n)
-    positions = np.sort(np.random.default_rng(0).choice(n, k, replace=False)).astype(np.int32)
-    gaps = np.diff(positions, prepend=-1) - 1
-
-    @jax.jit
-    def codes(positions, gaps):
-        bits = [jnp.sum(2 * _exp_golomb.exponents(gaps, r) + 1 + r) for r in range(16)]
-        return bits, _positions.encode_positions(positions, k, n)
-
-    bits, code = codes(positions, gaps)
-    assert min(bits) <= 32 * sum(leaf.size for leaf in jax.tree.leaves(code))
 
 
 # The codec

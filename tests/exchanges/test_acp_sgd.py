@@ -10,7 +10,6 @@ from cases import gradients, values
 from parallel import AXIS, everywhere, train_step
 
 import fftgrad as fg
-from fftgrad import checkpoint
 
 WORKERS = 4
 MODEL = {
@@ -110,21 +109,6 @@ def test_bad_steps_are_no_turns():
         assert bits((after.exchange, after.memory)) == bits((state.exchange, state.memory))
         state = after
     assert int(state.skipped) == 6
-
-
-def test_the_turn_is_saved_with_the_factors(tmp_path):
-    tx = fg.compressed_pmean(fg.methods.acp_sgd(rank=2), axis_name=AXIS)
-    init, update = train_step(tx, WORKERS, like=LIKE)
-    state = init(zeros(LIKE))
-    for seed in range(3):
-        _, state = update(gradients(LIKE, WORKERS, seed), state)
-    checkpoint.save(tmp_path, 3, state)
-    restored = checkpoint.restore(tmp_path, init(zeros(LIKE))).tree
-    assert int(restored.exchange[0].shared.turn) == 1
-    for seed in range(3, 6):
-        expected, state = update(gradients(LIKE, WORKERS, seed), state)
-        got, restored = update(gradients(LIKE, WORKERS, seed), restored)
-        assert bits((got, restored)) == bits((expected, state))
 
 
 # Values
