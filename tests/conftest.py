@@ -39,6 +39,7 @@ from layers import (  # noqa: E402, F401  (hooks of pytest)
     pytest_addoption,
     pytest_collection_modifyitems,
     pytest_report_header,
+    pytest_runtest_protocol,
     pytest_sessionfinish,
     pytest_terminal_summary,
     pytest_testnodedown,

@@ -12,6 +12,8 @@ PROGRAMS = collections.Counter()
 jax.monitoring.register_event_duration_secs_listener(
     lambda event, *_, **__: PROGRAMS.update(["compiled"] if "backend_compile" in event else [])
 )
+BY_TEST = collections.Counter()
+"""Programs that each test compiled, all of its cases together."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,15 +60,26 @@ def _draw(item: pytest.Item) -> bytes:
     return hashlib.sha256(f"{cases.SEED} {item.nodeid}".encode()).digest()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item):
+    before = PROGRAMS["compiled"]
+    result = yield
+    BY_TEST[item.nodeid.partition("[")[0]] += PROGRAMS["compiled"] - before
+    return result
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["programs"] = PROGRAMS["compiled"]
+        session.config.workeroutput["programs"] = PROGRAMS["compiled"], dict(BY_TEST)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node) -> None:
-    PROGRAMS["compiled"] += getattr(node, "workeroutput", {}).get("programs", 0)
+    compiled, by_test = getattr(node, "workeroutput", {}).get("programs", (0, {}))
+    PROGRAMS["compiled"] += compiled
+    BY_TEST.update(by_test)
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    terminalreporter.write_line(f"{PROGRAMS['compiled']} programs were compiled")
+    most = ", ".join(f"{count} by {test}" for test, count in BY_TEST.most_common(3) if count)
+    terminalreporter.write_line(f"{PROGRAMS['compiled']} programs were compiled: {most}, ...")
