@@ -145,7 +145,7 @@ EVEN = {"scale_by_one_bit_adam"}
 """Those that are tested where the number of values is a multiple of that of workers."""
 
 
-OWN_ADAM = {"scale_by_dion", "feedback_adam"}
+OWN_ADAM = {"scale_by_dion", "feedback_adam", "feedback_muon"}
 """Optax's Adam takes a power of a float and a count, which strict promotion refuses."""
 LOW_RANK = {"acp_sgd", "scale_by_dion", "power_sgd"}
 """Their updates show only the mean of what the workers keep."""
