@@ -81,5 +81,6 @@ def pytest_testnodedown(node) -> None:
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    most = ", ".join(f"{count} by {test}" for test, count in BY_TEST.most_common(3) if count)
-    terminalreporter.write_line(f"{PROGRAMS['compiled']} programs were compiled: {most}, ...")
+    terminalreporter.write_line(f"{PROGRAMS['compiled']} programs were compiled")
+    for test, count in BY_TEST.most_common(3):
+        terminalreporter.write_line(f"{count:6} by {test}")

@@ -137,16 +137,16 @@ def test_ranges_at_both_ends_of_float32():
             np.testing.assert_allclose(y[:2], x[:2], rtol=0.07)
 
 
-@pytest.mark.parametrize("bits", [4, 5, 6, 8, 10, 12, 16])
+@pytest.mark.parametrize("bits", [4, 5, 6, 8, 10, 12])
 def test_the_chosen_mantissa_is_the_best_on_normal_data(bits):
     """By the oracle: the codec rounds to the nearest, as other tests show."""
-    x = np.clip(np.random.default_rng(0).standard_normal(20_000), -5, 5)
+    x = np.clip(np.random.default_rng(0).standard_normal(4_000), -5, 5)
     x[0] = 5.0
 
     def error(m):
-        most = 2 ** (bits - 1) - 1
         top = reference.count_of(5.0, m)
-        return np.linalg.norm(reference.range_float(x, m, top - most + 1, most) - x)
+        base = max(1, top - 2 ** (bits - 1) + 2)
+        return np.linalg.norm(reference.range_float(x, m, base, top - base + 1) - x)
 
     errors = {m: error(m) for m in range(1, bits + 1)}
     assert errors[fg.RangeFloat(bits).m] <= 1.05 * min(errors.values())
