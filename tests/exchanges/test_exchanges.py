@@ -21,6 +21,7 @@ from updates import collectives
 import fftgrad as fg
 from fftgrad.codecs import _sum
 from fftgrad.contrib import learned
+from fftgrad.ops import _collectives
 
 N = 150
 
@@ -49,7 +50,10 @@ def rows(workers, n=N):
 
 @pytest.mark.parametrize("name", one_of_each(EXCHANGES))
 def test_an_update(name):
-    """Replicas are equal, feedback loses nothing, and a bad step of a worker leaves no trace."""
+    """Replicas are equal, feedback loses nothing, and a bad step of a worker leaves no trace.
+
+    Its bytes, in each branch of the traced program, are those that are promised.
+    """
     init, update = goldens.exchange(name)
     x = goldens.ROWS
     state, applied, wanted = init(x), np.zeros(x[0].size), np.zeros(x[0].size)
@@ -62,6 +66,7 @@ def test_an_update(name):
         wanted += grads.astype(np.float64).mean(0)
         left = np.asarray(state.memory.worker_rows.residual, np.float64).reshape(x.shape).mean(0)
         np.testing.assert_allclose(applied + left, wanted, atol=1e-4)
+    check_traced_bytes(EXCHANGES[name])
     for bad in (np.nan, np.inf):
         spoiled = x.copy()
         spoiled[2, 30] = bad
@@ -72,6 +77,27 @@ def test_an_update(name):
         for kept in ("memory", "exchange"):
             pair = (jax.tree.leaves(getattr(one, kept)) for one in (state, after))
             assert all(map(np.array_equal, *pair)), kept
+
+
+def check_traced_bytes(exchange):
+    def mean(x, state):
+        return exchange.mean(x, state, fg.exchanges.Comm(AXIS, fg.Step.of(5))).mean
+
+    like = jax.ShapeDtypeStruct((N,), jnp.float32)
+    state = jax.eval_shape(exchange.init, like)
+    found = _collectives.collectives(mean, {AXIS: 4}, like, state)
+    if isinstance(exchange, fg.Scheduled):
+        promised = [fg.wire_bytes(part, like) for _, part in exchange.schedule]
+    elif isinstance(exchange, fg.Ladder):
+        promised = [fg.wire_bytes(part, like) for part in exchange.exchanges]
+    elif isinstance(exchange, learned.LearnedCodes):
+        return  # a test of its own has the bytes of each phase
+    else:
+        promised = [fg.wire_bytes(exchange, like)]
+    branches = sorted({c.branch for c in found if c.branch}) or [()]
+    always = sum(c.bytes for c in found if not c.branch)
+    sent = [always + sum(c.bytes for c in found if c.branch == b != ()) for b in branches]
+    assert sent == promised
 
 
 # The ways differ in their collectives; codecs alone make no difference to them.

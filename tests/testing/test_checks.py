@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import EXCHANGES, HIERARCHIES, MEMORIES, TILED, one_of_each
+from cases import EXCHANGES, HIERARCHIES, MEMORIES, TILED, one_of_each, sample
 from jax import lax
 from parallel import mesh_of
 
@@ -38,7 +38,7 @@ def test_memories_of_the_library_pass(name):
     testing.check_memory(MEMORIES[name], telescopes=name == "feedback")
 
 
-@pytest.mark.parametrize("name", one_of_each(EXCHANGES))
+@pytest.mark.parametrize("name", sample(EXCHANGES))
 def test_exchanges_of_the_library_pass(name):
     exchange = EXCHANGES[name]
     untrained = isinstance(exchange, learned.LearnedCodes) and exchange.until == 0
