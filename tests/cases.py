@@ -157,6 +157,7 @@ EXCHANGES: dict[str, fg.Exchange] = {
 }
 
 SLOW = pytest.mark.slow
+EVERY_CASE = pytest.mark.every_case
 SEED = int(os.environ.get("FFTGRAD_SEED", "0"))
 """Draws which rows of a dear law the default runs: printed in pytest's header."""
 
@@ -220,21 +221,26 @@ def drawn(rows, kinds=kinds, *, always=()) -> set:
     return taken
 
 
-def sample(rows, kinds=kinds, *, always=()):
-    """The parameters of a law that is dear: those that are not drawn are slow.
+def sample(rows, kinds=kinds, *, always=(), marks=()):
+    """Parametrize an expensive test: one row of each kind, and the other rows are slow.
 
     Args:
       rows: names of codecs, exchanges or methods; or any others, with `kinds` of their own.
       kinds: a function from a row to the set of its kinds.
-      always: rows that the default never leaves out.
+      always: rows that are never left out.
+      marks: marks of the rows that are drawn.
     """
     rows = list(rows)
     taken = drawn(rows, kinds, always=always)
     params = {row: row if isinstance(row, tuple) else (row,) for row in rows}
     return [
-        pytest.param(*values, id="-".join(map(str, values)), marks=() if row in taken else SLOW)
+        pytest.param(*values, id="-".join(map(str, values)), marks=marks if row in taken else SLOW)
         for row, values in params.items()
     ]
+
+
+one_of_each = functools.partial(sample, marks=EVERY_CASE)
+"""Parametrize a law: a `sample`, of which the default layer runs all rows that are drawn."""
 
 
 HIERARCHIES: dict[str, fg.Hierarchical] = {
@@ -252,20 +258,41 @@ HIERARCHIES: dict[str, fg.Hierarchical] = {
 }
 """Exchanges over two axes, ("slow", "fast") of 2 and 4 workers."""
 
-METHODS = {
-    "fft_sparsification": lambda axis: fg.compressed_pmean(
-        fg.methods.fft_sparsification(), axis_name=axis
+RECIPES: dict[str, fg.Recipe] = {
+    "fft_sparsification": fg.methods.fft_sparsification(),
+    "fft_sparsification blocked": fg.methods.fft_sparsification(
+        theta=0.9, bits=8, block=64, memory=fg.ErrorFeedback()
     ),
-    "fft_sparsification blocked": lambda axis: fg.compressed_pmean(
-        fg.methods.fft_sparsification(theta=0.9, bits=8, block=64, memory=fg.ErrorFeedback()),
-        axis_name=axis,
+    "fft_sparsification diminishing": fg.methods.fft_sparsification(
+        theta_schedule={0: 0.9, 1: 0.5, 3: 0.0}
     ),
-    "fft_sparsification diminishing": lambda axis: fg.compressed_pmean(
-        fg.methods.fft_sparsification(theta_schedule={0: 0.9, 1: 0.5, 3: 0.0}), axis_name=axis
+    "fft_sparsification recovery": fg.methods.fft_sparsification(recover=(0.5, 0.0)),
+    "acp_sgd": fg.methods.acp_sgd(rank=2),
+    "adacomp": fg.methods.adacomp(conv_bin=10, bin_size=20),
+    "eden": fg.methods.eden(bits=2, block=64),
+    "lgc": learned.lgc(
+        0.1, dense=("last", "scalar"), dense_steps=1, learning_steps=2, autoencoder=NET
     ),
-    "fft_sparsification recovery": lambda axis: fg.compressed_pmean(
-        fg.methods.fft_sparsification(recover=(0.5, 0.0)), axis_name=axis
+    "power_sgd": fg.methods.power_sgd(rank=2),
+    "qsgd": fg.methods.qsgd(bits=4, bucket=32),
+    "random_k": fg.methods.random_k(0.1),
+    "redsync": fg.methods.redsync(0.1, dense_below=100, trimmed_below=300),
+    "redsync quantized": fg.methods.redsync(
+        0.1, quantize=True, output=("scalar",), dense_below=100, trimmed_below=300
     ),
+    "scalecom": fg.methods.scalecom(10, beta=0.3),
+    "scalecom frequencies": fg.methods.scalecom(10, transform=fg.Fft(block=16), exact=True),
+    "sign_sgd": fg.methods.sign_sgd(),
+    "terngrad": fg.methods.terngrad(dense=("scalar",)),
+    "terngrad summed": fg.methods.terngrad(workers=4),
+}
+
+
+def averaged(recipe, axis):
+    return fg.compressed_pmean(recipe, axis_name=axis)
+
+
+METHODS = {name: functools.partial(averaged, recipe) for name, recipe in RECIPES.items()} | {
     "feedback_adam": lambda axis: fg.optimizers.feedback_adam(
         0.1, fg.methods.top_k(0.2, 4, memory=DECAYED), nu=0.0, axis_name=axis
     ),
@@ -278,10 +305,6 @@ METHODS = {
         fg.methods.top_k(0.2, 4, transform=fg.Dct(block=16), memory=DECAYED),
         nu=0.0,
         axis_name=axis,
-    ),
-    "acp_sgd": lambda axis: fg.compressed_pmean(fg.methods.acp_sgd(rank=2), axis_name=axis),
-    "adacomp": lambda axis: fg.compressed_pmean(
-        fg.methods.adacomp(conv_bin=10, bin_size=20), axis_name=axis
     ),
     "scale_by_datalens": lambda axis: fg.contrib.votes.scale_by_datalens(
         fg.contrib.votes.TopVotes(workers=4, fraction=0.1), beta=0.25, axis_name=axis
@@ -319,43 +342,13 @@ METHODS = {
         fg.training.clip_by_local_norm(1.0),
         fg.compressed_pmean(fg.methods.dgc(0.1), axis_name=axis),
     ),
-    "eden": lambda axis: fg.compressed_pmean(fg.methods.eden(bits=2, block=64), axis_name=axis),
-    "lgc": lambda axis: fg.compressed_pmean(
-        learned.lgc(
-            0.1, dense=("last", "scalar"), dense_steps=1, learning_steps=2, autoencoder=NET
-        ),
-        axis_name=axis,
-    ),
     "scale_by_majority_vote": lambda axis: fg.methods.scale_by_majority_vote(axis_name=axis),
     "scale_by_one_bit_adam": lambda axis: fg.methods.scale_by_one_bit_adam(
         3, workers=4, axis_name=axis
     ),
-    "power_sgd": lambda axis: fg.compressed_pmean(fg.methods.power_sgd(rank=2), axis_name=axis),
-    "qsgd": lambda axis: fg.compressed_pmean(fg.methods.qsgd(bits=4, bucket=32), axis_name=axis),
-    "random_k": lambda axis: fg.compressed_pmean(fg.methods.random_k(0.1), axis_name=axis),
-    "redsync": lambda axis: fg.compressed_pmean(
-        fg.methods.redsync(0.1, dense_below=100, trimmed_below=300), axis_name=axis
-    ),
-    "redsync quantized": lambda axis: fg.compressed_pmean(
-        fg.methods.redsync(
-            0.1, quantize=True, output=("scalar",), dense_below=100, trimmed_below=300
-        ),
-        axis_name=axis,
-    ),
-    "scalecom": lambda axis: fg.compressed_pmean(fg.methods.scalecom(10, beta=0.3), axis_name=axis),
-    "scalecom frequencies": lambda axis: fg.compressed_pmean(
-        fg.methods.scalecom(10, transform=fg.Fft(block=16), exact=True), axis_name=axis
-    ),
-    "sign_sgd": lambda axis: fg.compressed_pmean(fg.methods.sign_sgd(), axis_name=axis),
     "sharded": lambda axis: fg.optimizers.sharded(optax.adam(0.1), 4, axis_name=axis),
     "sparse_loco": lambda axis: fg.optimizers.sparse_loco(
         optax.sgd(0.1), sync_every=2, k=4, block=4, axis_name=axis
-    ),
-    "terngrad": lambda axis: fg.compressed_pmean(
-        fg.methods.terngrad(dense=("scalar",)), axis_name=axis
-    ),
-    "terngrad summed": lambda axis: fg.compressed_pmean(
-        fg.methods.terngrad(workers=4), axis_name=axis
     ),
     "top_k": lambda axis: fg.compressed_pmean(
         fg.methods.top_k(0.1), bucketing=fg.Bucketing("leaf"), axis_name=axis

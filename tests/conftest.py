@@ -24,8 +24,9 @@ if jax.__version_info__ < (0, 11):  # half of the time; later versions end at fl
     QUICK += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}"
 # A worker has what the others compiled, and a run what the last one did, in any checkout.
-CACHE = f"fftgrad-tests-{getpass.getuser()}-{jax.__version__}"
-jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(tempfile.gettempdir()) / CACHE))
+if not jax.config.jax_compilation_cache_dir:  # JAX_COMPILATION_CACHE_DIR
+    cache = f"fftgrad-tests-{getpass.getuser()}-{jax.__version__}"
+    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(tempfile.gettempdir()) / cache))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
@@ -38,6 +39,7 @@ from layers import (  # noqa: E402, F401  (hooks of pytest)
     pytest_addoption,
     pytest_collection_modifyitems,
     pytest_report_header,
+    pytest_runtest_protocol,
     pytest_sessionfinish,
     pytest_terminal_summary,
     pytest_testnodedown,

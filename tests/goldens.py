@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import messages
 import numpy as np
+import optax
 from cases import CODECS, EXCHANGES, METHODS, gradients, values
 
 import fftgrad as fg
@@ -19,6 +20,8 @@ FILE = pathlib.Path(__file__).parent / "goldens.npz"
 AXIS, WORKERS, STEPS = "data", 4, 4
 STEP = messages.STEP
 VECTOR = values((messages.N,), seed=5)
+ROWS = values((WORKERS, 152), seed=9)
+"""A gradient of each worker."""
 LIKE = {
     "conv": jax.ShapeDtypeStruct((3, 3, 4, 8), "float32"),
     "head": jax.ShapeDtypeStruct((20, 32), "float32"),
@@ -69,6 +72,18 @@ def method(name: str):
     return mapped(METHODS[name](AXIS))
 
 
+@functools.cache
+def exchange(name: str):
+    """`init` and `update` of an exchange behind error feedback on all workers."""
+    tx = fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS)
+
+    def update(grad, state, params):
+        with jax.numpy_dtype_promotion("strict"):  # or the law of promotion had its own programs
+            return tx.update(grad, state, params)
+
+    return mapped(optax.GradientTransformation(tx.init, update))
+
+
 def updates(name: str) -> np.ndarray:
     """The updates of a method on every worker, step by step."""
     params = jax.tree.map(lambda s: jnp.zeros((WORKERS, *s.shape)), LIKE)
@@ -78,9 +93,7 @@ def updates(name: str) -> np.ndarray:
 
 def means(name: str) -> np.ndarray:
     """The means of an exchange behind error feedback, step by step."""
-    x = jnp.asarray(values((WORKERS, 152), seed=9))
-    tx = fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS)
-    return _run(mapped(tx), x, [x * (1 + step) for step in range(STEPS)])
+    return _run(exchange(name), ROWS, [ROWS * (1 + step) for step in range(STEPS)])
 
 
 def _run(programs, params, grads) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The layers of the suite: a sample that takes minutes, and by `--full` all that is not slow."""
+"""The layers of the suite: the default one takes minutes, `--full` runs all that is not slow."""
 
 import collections
 import hashlib
@@ -12,12 +12,12 @@ PROGRAMS = collections.Counter()
 jax.monitoring.register_event_duration_secs_listener(
     lambda event, *_, **__: PROGRAMS.update(["compiled"] if "backend_compile" in event else [])
 )
-FEW = 1
-"""Cases of each test in the sample."""
+BY_TEST = collections.Counter()
+"""Programs that each test compiled, all of its cases together."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="run all that is not slow, no sample")
+    parser.addoption("--full", action="store_true", help="run all that is not slow")
 
 
 def pytest_report_header() -> str:
@@ -42,32 +42,45 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def full_layer(items: list[pytest.Item]) -> list[pytest.Item]:
-    """All but what is for releases only."""
+    """All tests that are not slow."""
     return [item for item in items if not item.get_closest_marker("slow")]
 
 
 def default_layer(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Of each test a case or a few, others with another seed, and of processes the smoke tests."""
+    """Select every case of laws and oracles, the smoke tests, and one case of each other test."""
     tests = collections.defaultdict(list)
     for item in full_layer(items):
         if not item.get_closest_marker("processes") or item.get_closest_marker("smoke"):
-            tests[item.nodeid.partition("[")[0]].append(item)
-    return [case for own in tests.values() for case in sorted(own, key=_draw)[:FEW]]
+            every = item.get_closest_marker("every_case")
+            tests[item.nodeid if every else item.nodeid.partition("[")[0]].append(item)
+    return [min(own, key=_draw) for own in tests.values()]
 
 
 def _draw(item: pytest.Item) -> bytes:
     return hashlib.sha256(f"{cases.SEED} {item.nodeid}".encode()).digest()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item):
+    before = PROGRAMS["compiled"]
+    result = yield
+    BY_TEST[item.nodeid.partition("[")[0]] += PROGRAMS["compiled"] - before
+    return result
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["programs"] = PROGRAMS["compiled"]
+        session.config.workeroutput["programs"] = PROGRAMS["compiled"], dict(BY_TEST)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node) -> None:
-    PROGRAMS["compiled"] += getattr(node, "workeroutput", {}).get("programs", 0)
+    compiled, by_test = getattr(node, "workeroutput", {}).get("programs", (0, {}))
+    PROGRAMS["compiled"] += compiled
+    BY_TEST.update(by_test)
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
     terminalreporter.write_line(f"{PROGRAMS['compiled']} programs were compiled")
+    for test, count in BY_TEST.most_common(3):
+        terminalreporter.write_line(f"{count:6} by {test}")

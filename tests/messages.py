@@ -20,6 +20,24 @@ compress = jax.jit(fg.compress, static_argnums=0)
 decompress = jax.jit(fg.decompress, static_argnums=0)
 
 
+def draws(codec: fg.Codec) -> bool:
+    """Whether it rounds by chance: another program may then round a value to the other side."""
+    return any(word in repr(codec) for word in ("stochastic", "UniformQuantizer", "Ternary"))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def gathered(codec: fg.Codec, rows: np.ndarray):
+    """The mean of `AllGather`, the values it sent, and those that the codec decodes to."""
+    exchange = fg.AllGather(codec)
+
+    def one(x):
+        out = exchange.mean(x, exchange.init(x), fg.exchanges.Comm("data", STEP))
+        own = fg.decompress(codec, fg.compress(codec, x, step=STEP), x, step=STEP)
+        return out.mean, x - out.error, own
+
+    return jax.vmap(one, axis_name="data")(rows)
+
+
 class Message(NamedTuple):
     """The buffer, what was packed into it, and what is unpacked from it: finite or not, values."""
 

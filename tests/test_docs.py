@@ -3,10 +3,14 @@
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 
+import jax
 import pytest
+
+import fftgrad as fg
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -107,3 +111,17 @@ def test_files_that_a_page_names_exist(page):
         assert (ROOT / path).exists(), path
     for file, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text):
         assert f"\ndef {name}(" in (ROOT / file).read_text(), name
+
+
+@pytest.mark.parametrize("name", ["Int8", "HalfGather"])
+def test_the_examples_of_contributing_pass_the_checks(name, tmp_path):
+    codes = BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text())
+    (code,) = (code for code in codes if f"class {name}(" in code)
+    file = tmp_path / "_example.py"
+    file.write_text(code)
+    part = runpy.run_path(str(file))[name]()
+    if isinstance(part, fg.Codec):
+        fg.testing.check_codec(part, sizes=(1, 90, 5_000))
+        assert fg.wire_bytes(part, jax.ShapeDtypeStruct((1009,), "float32")) == 4 + 1012 + 4
+    else:
+        fg.testing.check_exchange(part)

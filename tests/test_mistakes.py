@@ -115,238 +115,134 @@ def test_without_a_slip_it_runs(caller):
 FEEDBACK = fg.ErrorFeedback()
 MOMENTUM = fg.MomentumCorrection()
 
-MISTAKES = {
+MISTAKES = [
     # One kind of part where another is expected.
-    "a codec as the exchange": (lambda: pmean(TOP), TypeError, r"AllGather\(codec\)"),
-    "a share of the values as the exchange": (
-        lambda: fg.optimizers.feedback_adam(0.1, 0.04), TypeError, r"_pmean\(exchange\): .*got 0"
-    ),
-    "more than all as the average's share": (
-        lambda: fg.optimizers.feedback_sgd(0.1, nu=1.5), ValueError, r"feedback_sgd\(nu\).*use 0.5"
-    ),
-    "a lead that goes back": (
-        lambda: fg.optimizers.feedback_muon(0.1, lead=-0.5), ValueError, r"_muon\(lead\).*use 0.5"
-    ),
-    "an average that never moves": (
-        lambda: fg.optimizers.feedback_adam(0.1, b1=1.0), ValueError, r"_adam\(b1\).*use 0.9"
-    ),
-    "a codec as a rung": (
-        lambda: fg.Ladder((TOP, fg.AllReduce())), TypeError, r"exchanges\[0\].*AllGather\(codec"
-    ),
-    "a codec as a stage of a schedule": (
-        lambda: fg.Scheduled({0: TOP}), TypeError, r"AllGather\(codec\)"
-    ),
-    "a codec as the slow exchange": (
-        lambda: fg.Hierarchical("fast", 2, TOP), TypeError, r"AllGather\(codec\)"
-    ),
-    "a codec as the memory": (lambda: pmean(GATHER, TOP), TypeError, r"use ErrorFeedback\(\)"),
-    "an exchange as the codec": (
-        lambda: fg.AllGather(fg.AllReduce()), TypeError, "an exchange already; pass its codec"
-    ),
-    "a list as the ladder": (
-        lambda: fg.Ladder([GATHER, fg.AllReduce()]), ValueError, "must be a tuple of"
-    ),
-    "a method behind a fast axis": (
-        lambda: fg.Hierarchical("fast", 2, fg.methods.top_k()), TypeError, r"take its \.exchange"
-    ),
-    "the part behind what it is for": (
-        lambda: fg.wire_bytes(jnp.ones(3), TOP), TypeError, r"wire_bytes\(part, like\)"
-    ),
-    "a short name of a dtype": (
-        lambda: fg.Cast("bf16"), TypeError, "got 'bf16'; use bfloat16"
-    ),
-    "a tile without values to send": (
-        lambda: fg.methods.demo(k=0), ValueError, r"must be at least 1, got 0; use k=32"
-    ),
-    "an exchange in a chain": (lambda: fg.chain(TOP, fg.AllReduce()), TypeError, "TopK"),
-    "an exchange in a rule": (lambda: fg.SmallDense(fg.AllReduce()), TypeError, "TopK"),
-    "an exchange from a rule": (
-        lambda: step(pmean(fg.AllGather(lambda *_: fg.AllReduce()))),
-        TypeError,
-        r"return a codec",
-    ),
-    "an exchange in compress": (lambda: fg.compress(GATHER, jnp.ones(3)), TypeError, "TopK"),
-    "a memory in wire_bytes": (
-        lambda: fg.wire_bytes(FEEDBACK, jnp.ones(3)),
-        TypeError,
-        "pass a codec, an exchange or a method",
-    ),
-    "swapped": (lambda: pmean(FEEDBACK, GATHER), TypeError, "the exchange comes first"),
+    (lambda: pmean(TOP), r"AllGather\(codec\)"),
+    (lambda: fg.optimizers.feedback_adam(0.1, 0.04), r"_pmean\(exchange\): .*got 0"),
+    (lambda: fg.optimizers.feedback_sgd(0.1, nu=1.5), r"feedback_sgd\(nu\).*use 0.5"),
+    (lambda: fg.optimizers.feedback_muon(0.1, lead=-0.5), r"_muon\(lead\).*use 0.5"),
+    (lambda: fg.optimizers.feedback_adam(0.1, b1=1.0), r"_adam\(b1\).*use 0.9"),
+    (lambda: fg.Ladder((TOP, fg.AllReduce())), r"exchanges\[0\].*AllGather\(codec"),
+    (lambda: fg.Scheduled({0: TOP}), r"AllGather\(codec\)"),
+    (lambda: fg.Hierarchical("fast", 2, TOP), r"AllGather\(codec\)"),
+    (lambda: pmean(GATHER, TOP), r"use ErrorFeedback\(\)"),
+    (lambda: fg.AllGather(fg.AllReduce()), "an exchange already; pass its codec"),
+    (lambda: fg.Ladder([GATHER, fg.AllReduce()]), "must be a tuple of"),
+    (lambda: fg.Hierarchical("fast", 2, fg.methods.top_k()), r"take its \.exchange"),
+    (lambda: fg.wire_bytes(jnp.ones(3), TOP), r"wire_bytes\(part, like\)"),
+    (lambda: fg.Cast("bf16"), "got 'bf16'; use bfloat16"),
+    (lambda: fg.methods.demo(k=0), r"must be at least 1, got 0; use k=32"),
+    (lambda: fg.chain(TOP, fg.AllReduce()), "TopK"),
+    (lambda: fg.SmallDense(fg.AllReduce()), "TopK"),
+    (lambda: step(pmean(fg.AllGather(lambda *_: fg.AllReduce()))), r"return a codec"),
+    (lambda: fg.compress(GATHER, jnp.ones(3)), "TopK"),
+    (lambda: fg.wire_bytes(FEEDBACK, jnp.ones(3)), "pass a codec, an exchange or a method"),
+    (lambda: pmean(FEEDBACK, GATHER), "the exchange comes first"),
     # A class in place of a value.
-    "a class as the exchange": (lambda: pmean(fg.AllReduce), TypeError, r"AllReduce\(\.\.\.\)"),
-    "a class as the codec": (lambda: fg.AllGather(fg.TopK), TypeError, r"TopK\(\.\.\.\)"),
-    "a class as the memory": (
-        lambda: pmean(GATHER, fg.ErrorFeedback), TypeError, r"ErrorFeedback\(\.\.\.\)"
-    ),
-    "a list in a chain": (lambda: fg.chain([TOP, fg.Sign()]), TypeError, r"chain\(\*codecs\)"),
-    "a list in a schedule": (lambda: fg.Scheduled([fg.AllReduce()]), TypeError, "{0: AllReduce"),
-    "a method in a schedule": (
+    (lambda: pmean(fg.AllReduce), r"AllReduce\(\.\.\.\)"),
+    (lambda: fg.AllGather(fg.TopK), r"TopK\(\.\.\.\)"),
+    (lambda: pmean(GATHER, fg.ErrorFeedback), r"ErrorFeedback\(\.\.\.\)"),
+    (lambda: fg.chain([TOP, fg.Sign()]), r"chain\(\*codecs\)"),
+    (lambda: fg.Scheduled([fg.AllReduce()]), "{0: AllReduce"),
+    (
         lambda: fg.Scheduled({0: fg.methods.top_k(0.1)}),
-        TypeError,
         r"\.exchange here.*\.memory and \.bucketing beside",
     ),
-    "an axis before the loss": (
-        lambda: fg.value_and_grad(AXIS, jnp.sum),
-        TypeError,
-        r"value_and_grad\(loss, axis_name\)",
-    ),
-    "the laws of an exchange, for a method": (
-        lambda: fg.testing.check_exchange(fg.methods.top_k(0.01)), TypeError, r"take its \.exchange"
-    ),
-    "a word for the key of a mean": (lambda: pmean(key="a"), TypeError, "pmean.*key=0"),
-    "half a seed": (lambda: pmean(key=1.5), TypeError, "pmean.*key=0"),
-    "weights": (lambda: step(pmean(), weights=1.0), TypeError, "weight=weights"),
-    "whole numbers to compress": (
-        lambda: fg.compress(TOP, jnp.arange(3)),
-        TypeError,
-        "out of what is differentiated",
-    ),
-    "k that is no whole number": (lambda: fg.TopK(k=2.0), TypeError, "Python number"),
-    "a class in a chain": (lambda: fg.chain(fg.Fft, TOP), TypeError, r"Fft\(\.\.\.\)"),
+    (lambda: fg.value_and_grad(AXIS, jnp.sum), r"value_and_grad\(loss, axis_name\)"),
+    (lambda: fg.testing.check_exchange(fg.methods.top_k(0.01)), r"take its \.exchange"),
+    (lambda: fg.checkpoint.restore(GRADS, "folder"), r"restore\(directory\): must be a path"),
+    (lambda: pmean(key="a"), "pmean.*key=0"),
+    (lambda: pmean(key=1.5), "pmean.*key=0"),
+    (lambda: step(pmean(), weights=1.0), "weight=weights"),
+    (lambda: step(pmean(fg.TwoStage(fg.Sign(), workers=3))), "use workers=4"),
+    (lambda: step(pmean(fg.QuantizedAllReduce(workers=3))), "use workers=4"),
+    (lambda: fg.compress(TOP, jnp.arange(3)), "out of what is differentiated"),
+    (lambda: fg.TopK(k=2.0), "Python number"),
+    (lambda: fg.chain(fg.Fft, TOP), r"Fft\(\.\.\.\)"),
     # Names of axes.
-    "a list of axes": (lambda: pmean(axis_name=["data"]), TypeError, "use 'data'"),
-    "a list of two axes": (
-        lambda: pmean(axis_name=["slow", "fast"]), TypeError, r"or \('slow', 'fast'\)"
-    ),
+    (lambda: pmean(axis_name=["data"]), "use 'data'"),
+    (lambda: pmean(axis_name=["slow", "fast"]), r"or \('slow', 'fast'\)"),
     # Names of policies.
-    "another policy for what is not finite": (
-        lambda: pmean(non_finite="zero"), ValueError, "use 'propagate'"
-    ),
-    "no axis": (lambda: pmean(axis_name=None), TypeError, "use 'data'"),
-    "a list of fast axes": (
-        lambda: fg.Hierarchical(["fast"], 2, fg.AllReduce()), TypeError, "use 'data'"
-    ),
-    "a list of axes of specs": (
-        lambda: fg.state_specs(pmean().init(jnp.ones(3)), ["data"]), TypeError, "use 'data'"
-    ),
-    "an axis that is not bound": (
+    (lambda: pmean(non_finite="zero"), "use 'propagate'"),
+    (lambda: pmean(axis_name=None), "use 'data'"),
+    (lambda: fg.Hierarchical(["fast"], 2, fg.AllReduce()), "use 'data'"),
+    (lambda: fg.state_specs(pmean().init(jnp.ones(3)), ["data"]), "use 'data'"),
+    (
         lambda: jax.vmap(lambda g: pmean().update(g, pmean().init(g)), axis_name="batch")(GRADS),
-        ValueError,
         "inside jax.shard_map",
     ),
     # States of others.
-    "the state of another exchange": (
-        lambda: step(pmean(GATHER), pmean(fg.PowerSgd(2))), ValueError, "start from fg.init_state"
-    ),
-    "the state of another rank": (
+    (lambda: step(pmean(GATHER), pmean(fg.PowerSgd(2))), "start from fg.init_state"),
+    (
         lambda: step(pmean(fg.PowerSgd(2)), pmean(fg.PowerSgd(4))),
-        ValueError,
         r"got arrays of other shapes; start from",
     ),
-    "the state of another memory": (
-        lambda: step(pmean(GATHER, FEEDBACK), pmean(GATHER, MOMENTUM)), ValueError, "start from"
-    ),
-    "the state of other buckets": (
+    (lambda: step(pmean(GATHER, FEEDBACK), pmean(GATHER, MOMENTUM)), "start from"),
+    (
         lambda: step(pmean(), pmean(bucketing=fg.Bucketing("model", bucket_bytes=100))),
-        ValueError,
         "start from fg.init_state",
     ),
-    "a gradient is missing": (
-        lambda: missing(lambda grads: {"w": grads["w"]}), ValueError, "pass zeros for missing"
-    ),
-    "outside of the axis": (
+    (lambda: missing(lambda grads: {"w": grads["w"]}), "pass zeros for what has no"),
+    (
         lambda: pmean().update(GRADS, pmean().init(GRADS)),
-        ValueError,
         r"got no such axis; make the step by fg\.data_parallel, or call it inside jax\.shard_map",
     ),
-    "a key that is no key": (lambda: step(pmean(key=0.5)), TypeError, r"got 0\.5; use key=0"),
-    "a word for a key": (lambda: fg.Step.of("seed"), TypeError, r"got 'seed'; use key=0"),
-    "a state without the error that is measured": (
-        lambda: step(pmean(track_error=True), pmean()), ValueError, "start from"
-    ),
-    "the state of another optimizer": (
-        lambda: step(pmean(), optax.adam(0.1)), TypeError, "must be a CompressedPmeanState"
-    ),
-    "no state in metrics": (
-        lambda: fg.metrics(optax.adam(0.1).init(jnp.ones(3))), ValueError, "pass the optimizer's"
-    ),
-    "half of the bytes in metrics": (
-        lambda: fg.metrics(pmean().init(jnp.ones(3)), exchange=GATHER), ValueError, "pass both"
-    ),
-    "metrics of a codec": (
+    (lambda: step(pmean(key=0.5)), r"got 0\.5; use key=0"),
+    (lambda: fg.Step.of("seed"), r"got 'seed'; use key=0"),
+    (lambda: step(pmean(track_error=True), pmean()), "start from"),
+    (lambda: step(pmean(), optax.adam(0.1)), "must be a CompressedPmeanState"),
+    (lambda: fg.metrics(optax.adam(0.1).init(jnp.ones(3))), "pass the optimizer's"),
+    (lambda: fg.metrics(pmean().init(jnp.ones(3)), exchange=GATHER), "pass both"),
+    (
         lambda: fg.metrics(pmean().init(jnp.ones(3)), exchange=fg.Sign(), params=jnp.ones(3)),
-        TypeError,
         r"metrics\(exchange\): must be .*; wrap a codec",
     ),
     # Compositions that do not work.
-    "no memory of a method": (
-        lambda: pmean(fg.methods.top_k(0.01), 0), TypeError, "use ErrorFeedback",
-    ),
-    "a text for a bucketing": (
-        lambda: pmean(fg.methods.top_k(0.01), bucketing=""), TypeError, r"use Bucketing\('leaf'\)",
-    ),
-    "a weight of votes": (
-        lambda: step(fg.methods.scale_by_majority_vote(), weight=3),
-        ValueError,
-        "leave it out, or use a",
-    ),
-    "a weight of several gradients": (
-        lambda: step(fg.multi_steps(pmean(), 2), weight=3), ValueError, "has_weight=True"
-    ),
-    "a leaf frozen by optax": (
+    (lambda: pmean(fg.methods.top_k(0.01), 0), "use ErrorFeedback"),
+    (lambda: pmean(fg.methods.top_k(0.01), bucketing=""), r"use Bucketing\('leaf'\)"),
+    (lambda: step(fg.methods.scale_by_majority_vote(), weight=3), "leave it out, or use a"),
+    (lambda: step(fg.multi_steps(pmean(), 2), weight=3), "has_weight=True"),
+    (
         lambda: step(optax.masked(pmean(fg.methods.sign_sgd()), {"w": False})),
-        ValueError,
         r"use fg\.trainable\(tx, mask\)",
     ),
-    "names in place of bools": (
-        lambda: step(fg.trainable(pmean(), {"w": "lora"})), TypeError, "a tree of bools, or a"
-    ),
-    "shards of an optimizer of whole trees": (
+    (lambda: step(fg.trainable(pmean(), {"w": "lora"})), "a tree of bools, or a"),
+    (
         lambda: fg.optimizers.sharded(optax.polyak_sgd(), workers=4).init(jnp.ones(8)),
-        ValueError,
         r"sharded\(inner\): .*use optax\.adamw",
     ),
-    "MultiSteps": (accumulated_by_optax, ValueError, r"use.*fg\.multi_steps in place of optax"),
-    "a sum of sparse payloads": (
-        lambda: fg.AllReduce(TOP), ValueError, r"use AllGather\(TopK\(fraction=0\.1\)\)"
-    ),
-    "a sum of narrow values": (
+    (accumulated_by_optax, r"optax\.MultiSteps.*use fg\.multi_steps"),
+    (lambda: fg.AllReduce(TOP), r"use AllGather\(TopK\(fraction=0\.1\)\)"),
+    (
         lambda: fg.AllReduce(fg.Cast("bfloat16")),
-        ValueError,
         r"use TwoStage\(Cast\(dtype='bfloat16'\), workers=w\)",
     ),
     # Counts that are none.
-    "half a step of delay": (
+    (
         lambda: fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(1.0), 4, overlap_steps=2.5),
-        TypeError,
         r"diloco\(overlap_steps\): must be a whole number, got 2\.5",
     ),
-    "half a level": (
-        lambda: fg.QuantizedAllReduce(4, levels=1.5), TypeError, r"\(levels\): must be a whole"
-    ),
-    "one value as a share": (lambda: fg.TopK(1), TypeError, r"use TopK\(k=1\), or fraction=1\.0"),
-    "bits as a float": (lambda: fg.LogQuantizer(bits=4.0), TypeError, "a whole number, got 4.0"),
-    "a block as a float": (lambda: fg.Dct(block=64.0), TypeError, "a whole number, got 64.0"),
-    "workers as a float": (lambda: fg.TwoStage(fg.Sign(), 4.0), TypeError, "a whole number"),
-    "a rule for no leaf": (
-        lambda: fg.SmallDense(TOP, max_ndim=-1), ValueError, r"SmallDense\(max_ndim\): must be"
-    ),
-    "a method that is not called": (
-        lambda: pmean(fg.methods.top_k), TypeError, r"call it, as top_k\(\.\.\.\)"
-    ),
-    "shards for half a worker": (
-        lambda: fg.optimizers.sharded(optax.sgd(0.1), 4.0, axis_name=AXIS), TypeError, "whole"
-    ),
-    "a decay in quotes": (lambda: fg.ErrorFeedback("0.9"), TypeError, "must be a number, got"),
+    (lambda: fg.QuantizedAllReduce(4, levels=1.5), r"\(levels\): must be a whole"),
+    (lambda: fg.TopK(1), r"use TopK\(k=1\), or fraction=1\.0"),
+    (lambda: fg.LogQuantizer(bits=4.0), "a whole number, got 4.0"),
+    (lambda: fg.Dct(block=64.0), "a whole number, got 64.0"),
+    (lambda: fg.TwoStage(fg.Sign(), 4.0), "a whole number"),
+    (lambda: fg.SmallDense(TOP, max_ndim=-1), r"SmallDense\(max_ndim\): must be"),
+    (lambda: pmean(fg.methods.top_k), r"call it, as top_k\(\.\.\.\)"),
+    (lambda: fg.optimizers.sharded(optax.sgd(0.1), 4.0, axis_name=AXIS), "whole"),
+    (lambda: fg.ErrorFeedback("0.9"), "must be a number, got"),
     # Arrays that cannot be sent.
-    "complex in wire_bytes": (
-        lambda: fg.wire_bytes(TOP, COMPLEX), TypeError, r"got complex64; cast it"
-    ),
-    "complex in a tree": (
-        lambda: fg.wire_bytes(GATHER, {"a": jnp.ones(3), "b": COMPLEX}), TypeError, r"like\['b'\]"
-    ),
-    "float8 in wire_bytes": (
-        lambda: fg.wire_bytes(TOP, jnp.ones(3, "float8_e4m3fn")), TypeError, "float8_e4m3fn; cast"
-    ),
-    "complex in compress": (lambda: fg.compress(TOP, COMPLEX), TypeError, "cast it"),
-    "complex gradients": (
+    (lambda: fg.wire_bytes(TOP, COMPLEX), r"got complex64; cast it"),
+    (lambda: fg.wire_bytes(GATHER, {"a": jnp.ones(3), "b": COMPLEX}), r"like\['b'\]"),
+    (lambda: fg.wire_bytes(TOP, jnp.ones(3, "float8_e4m3fn")), "float8_e4m3fn; cast"),
+    (lambda: fg.compress(TOP, COMPLEX), "cast it"),
+    (
         lambda: jax.vmap(lambda g: pmean().update(g, pmean().init(jnp.ones(3))), axis_name=AXIS)(
             jnp.ones((4, 3), "complex64")
         ),
-        TypeError,
         "cast it, or keep it out",
     ),
-}  # fmt: skip
+]
 
 
 SGD = optax.sgd(0.1)
@@ -381,10 +277,9 @@ def test_what_is_no_transformation_is_refused(argument):
         )
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_answered_with_the_remedy(name):
-    make, error, remedy = MISTAKES[name]
-    with pytest.raises(error, match=remedy) as caught:
+@pytest.mark.parametrize(("make", "remedy"), MISTAKES, ids=[row[1] for row in MISTAKES])
+def test_a_mistake_is_answered_with_the_remedy(make, remedy):
+    with pytest.raises((TypeError, ValueError), match=remedy) as caught:
         make()
     first = str(caught.value)
     assert re.match(r"[\w.]+\([^;]*\): .*, got .*; .*\.", first, re.DOTALL), first
@@ -407,60 +302,47 @@ def test_a_whole_model_does_not_hide_the_remedy(swap):
     assert len(str(error.value)) < 600
 
 
-def keyed(owner, key):
-    """A call of each function that takes a key."""
-    gossip, x = fg.contrib.gossip, jnp.ones((2, 8))
-    collectives = fg.optimizers.compressed_psum_scatter, fg.optimizers.compressed_all_gather
-    arrays = {one.__name__: one for one in collectives} | {
-        "gather_parameters": lambda x, axis, key: fg.optimizers.gather_parameters(
-            x, axis, step=0, key=key
-        )
-    }
-    if owner in arrays:
-        return jax.vmap(lambda x: arrays[owner](x, AXIS, key=key), axis_name=AXIS)(x)
-    inner, votes = optax.sgd(0.1), fg.contrib.votes
-    return {
-        "compressed_pmean": lambda: pmean(key=key),
-        "sharded": lambda: fg.optimizers.sharded(inner, 2, key=key),
-        "beer": lambda: gossip.beer(inner, TOP, gossip.ring(2), gamma=0.4, key=key),
-        "choco_sgd": lambda: gossip.choco_sgd(inner, TOP, gossip.ring(2), gamma=0.4, key=key),
-        "scale_by_datalens": lambda: votes.scale_by_datalens(
-            votes.TopVotes(2, k=3), beta=0.1, key=key
-        ),
-        "Step.of": lambda: fg.Step.of(key),
-        "Autoencoder": lambda: fg.contrib.learned.Autoencoder(seed=key),
-    }[owner]()
+def on_an_axis(function):
+    return jax.vmap(function, axis_name=AXIS)(jnp.ones((2, 8)))
 
 
-KEYED = [
-    "compressed_psum_scatter", "compressed_all_gather", "gather_parameters", "compressed_pmean",
-    "sharded", "beer", "choco_sgd", "scale_by_datalens", "Step.of", "Autoencoder",
-]  # fmt: skip
+PAIR, VOTES = fg.contrib.gossip.ring(2), fg.contrib.votes
+OPTIMIZERS = fg.optimizers
+KEYED = {
+    "compressed_psum_scatter": lambda key: on_an_axis(
+        lambda x: OPTIMIZERS.compressed_psum_scatter(x, AXIS, key=key)
+    ),
+    "compressed_all_gather": lambda key: on_an_axis(
+        lambda x: OPTIMIZERS.compressed_all_gather(x, AXIS, key=key)
+    ),
+    "gather_parameters": lambda key: on_an_axis(
+        lambda x: OPTIMIZERS.gather_parameters(x, AXIS, step=0, key=key)
+    ),
+    "compressed_pmean": lambda key: pmean(key=key),
+    "sharded": lambda key: OPTIMIZERS.sharded(SGD, 2, key=key),
+    "beer": lambda key: fg.contrib.gossip.beer(SGD, TOP, PAIR, gamma=0.4, key=key),
+    "choco_sgd": lambda key: fg.contrib.gossip.choco_sgd(SGD, TOP, PAIR, gamma=0.4, key=key),
+    "scale_by_datalens": lambda key: VOTES.scale_by_datalens(
+        VOTES.TopVotes(2, k=3), beta=0.1, key=key
+    ),
+    "Step.of": fg.Step.of,
+    "Autoencoder": lambda seed: fg.contrib.learned.Autoencoder(seed=seed),
+}
+"""What takes a key or a seed."""
 
 
-@pytest.mark.parametrize("seed", [-1, 1 << 32, 1 << 40, 1 << 64, np.int64(1 << 40)], ids=repr)
 @pytest.mark.parametrize("owner", KEYED)
-def test_a_seed_that_draws_as_another_is_refused(owner, seed):
+def test_a_seed_that_draws_as_another_and_a_batch_of_keys_are_refused(owner):
     rule = r"\((key|seed)\): must be a seed from 0 to 2\*\*32 - 1.*got -?\d+; use key=0"
-    with pytest.raises(ValueError, match=f"^{owner}{rule}"):
-        keyed(owner, seed)
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        jax.random.split(jax.random.key(0), 2),
-        jax.random.key_data(jax.random.split(jax.random.key(0), 2)),
-        np.arange(2),
-        jnp.zeros(3, jnp.uint32),
-    ],
-    ids=["typed", "raw", "seeds", "longer"],
-)
-@pytest.mark.parametrize("owner", KEYED[:-1])
-def test_a_batch_of_keys_is_refused(owner, keys):
+    for seed in (-1, 1 << 32, 1 << 40, 1 << 64, np.int64(1 << 40)):
+        with pytest.raises(ValueError, match=f"^{owner}{rule}"):
+            KEYED[owner](seed)
     rule = r"\(key\): must be one seed or one PRNG key, got an array of .* of shape .*; pass one of"
-    with pytest.raises(ValueError, match=f"^{owner}{rule}"):
-        keyed(owner, keys)
+    two = jax.random.split(jax.random.key(0), 2)
+    several = (two, jax.random.key_data(two), np.arange(2), jnp.zeros(3, jnp.uint32))
+    for keys in several if owner != "Autoencoder" else ():
+        with pytest.raises(ValueError, match=f"^{owner}{rule}"):
+            KEYED[owner](keys)
 
 
 def test_the_largest_seed_is_one_of_its_own():
@@ -472,33 +354,6 @@ def test_the_largest_seed_is_one_of_its_own():
 def test_any_integer_is_a_seed(seed):
     same = [jax.random.key_data(fg.Step.of(s).shared) for s in (3, seed)]
     np.testing.assert_array_equal(*same)
-
-
-def test_the_rank_that_is_sent_is_that_of_wire_bytes():
-    """A state of rank 4 would have sent rank 4, whatever `wire_bytes` says of rank 2."""
-    tx = pmean(fg.PowerSgd(2))
-    update = everywhere("shard_map", lambda g: tx.update(g, tx.init(g))[0], 4)
-    found = fg.audit(update.lower(GRADS).compile())
-    like = {"w": jax.ShapeDtypeStruct((12, 10), "float32")}
-    assert sum(c.bytes for c in found) == fg.wire_bytes(fg.PowerSgd(2), like)
-
-
-def test_what_is_advised_in_place_of_a_sum_of_narrow_values_sends_less_than_dense():
-    workers, n = 16, 10_000
-    like = jax.ShapeDtypeStruct((n,), "float32")
-    dense = 2 * (workers - 1) / workers * fg.wire_bytes(fg.AllReduce(), like)
-    narrow = fg.Cast("bfloat16")
-    gathered = (workers - 1) * fg.wire_bytes(fg.AllGather(narrow), like)
-    two = fg.wire_bytes(fg.TwoStage(narrow, workers=workers), like)
-    per_buffer = two / (workers + 1)
-    advised = 2 * (workers - 1) * per_buffer
-    assert gathered > 3 * dense
-    assert advised < 0.51 * dense
-
-
-def test_optax_accumulation_has_a_counterpart():
-    updates, _ = sharded(fg.multi_steps(pmean(), every=1))
-    assert np.any(np.asarray(updates["w"]))
 
 
 @pytest.mark.parametrize("check_vma", [True, False])

@@ -5,18 +5,17 @@ What is not here is a law elsewhere: gradients that are summed already, and a st
 """
 
 import functools
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import CODECS, EXCHANGES, METHODS, SLOW, gradients, values
+from cases import CODECS, EXCHANGES, MEMORIES, METHODS, SLOW, gradients, values
 from parallel import AXIS, everywhere, of_size, train_step
 
 import fftgrad as fg
+from fftgrad.ops import _collectives
 
 STEP = fg.Step.of(3)
 
@@ -32,144 +31,42 @@ def first_update(tx, grads):
     return jax.tree.map(lambda leaf: leaf[0], updates)
 
 
-def run(tx, like, steps, seed=0):
-    """The sum of the updates, the sum of the mean gradients, and the last state."""
-    init, update = train_step(tx, 4, like=like)
-    state = init(jax.tree.map(lambda s: jnp.zeros(s.shape), like))
-    applied = {name: np.zeros(s.shape) for name, s in like.items()}
-    wanted = {name: np.zeros(s.shape) for name, s in like.items()}
-    for step in range(steps):
-        grads = gradients(like, 4, seed=seed + step)
-        updates, state = update(grads, state)
-        for name in like:
-            applied[name] += np.asarray(updates[name], np.float64)
-            wanted[name] += np.asarray(grads[name], np.float64).mean(0)
-    return applied, wanted, state
-
-
-def test_low_rank_factors_are_averaged_not_summed():
-    matrix = jnp.asarray(values((10, 6)))
-    same = {"w": jnp.stack([matrix] * 4)}
-    got = first_update(fg.compressed_pmean(fg.methods.power_sgd(rank=2), axis_name=AXIS), same)["w"]
-    u, s, vt = np.linalg.svd(matrix)
-    assert np.linalg.norm(got) <= np.linalg.norm(matrix)
-    best = np.linalg.norm(matrix - (u[:, :2] * s[:2]) @ vt[:2])
-    assert best <= np.linalg.norm(got - matrix) < np.linalg.norm(matrix)
-
-
-def test_the_first_update_of_sign_feedback_has_the_size_of_a_gradient():
-    grads = {"w": jnp.asarray(values((4, 50)))}
-    update = first_update(
-        optax.chain(fg.compressed_pmean(fg.methods.sign_sgd(), axis_name=AXIS), optax.sgd(0.01)),
-        grads,
-    )["w"]
-    assert np.abs(update).max() <= 0.01 * np.abs(grads["w"]).mean(1).max() + 1e-6
-
-
-def test_narrow_values_do_not_overflow_in_the_mean():
-    grads = {"w": jnp.full((4, 10), 60000.0)}
-    tx = fg.compressed_pmean(fg.AllGather(fg.Cast("float16")), axis_name=AXIS)
-    np.testing.assert_allclose(first_update(tx, grads)["w"], 60000.0, rtol=1e-3)
-
-
-def test_a_fraction_is_what_is_kept():
-    x = jax.ShapeDtypeStruct((1000,), "float32")
-    kept = jax.eval_shape(lambda x: fg.compress(fg.TopK(fraction=0.01), x), x)
-    assert kept.main.shape == (10,)
-    assert fg.wire_bytes(fg.TopK(fraction=0.01), x) < fg.wire_bytes(fg.TopK(fraction=0.1), x)
-
-
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_momentum_is_applied_once(nesterov):
-    """With everything sent, momentum correction and SGD are SGD with momentum."""
-    like = {
-        "w": jax.ShapeDtypeStruct((10, 6), "float32"),
-        "b": jax.ShapeDtypeStruct((7,), "float32"),
-    }
-    tx = optax.chain(
-        fg.compressed_pmean(fg.methods.dgc(1.0, nesterov=nesterov), axis_name=AXIS), optax.sgd(0.1)
-    )
-    applied, _, _ = run(tx, like, 5)
-    dense = optax.chain(
-        fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS), optax.sgd(0.1, 0.9, nesterov=nesterov)
-    )
-    expected, _, _ = run(dense, like, 5)
-    for name in like:
-        np.testing.assert_allclose(applied[name], expected[name], rtol=1e-4, atol=1e-5)
-
-
 def test_positions_do_not_take_the_width_of_values():
     codec = fg.chain(fg.TopK(k=2), fg.Cast("float16"))
-    x = jnp.zeros(200_000).at[jnp.array([70_000, 199_999])].set(jnp.array([1.0, -2.0]))
+    x = np.zeros(200_000, np.float32)
+    x[[70_000, 199_999]] = 1.0, -2.0
     np.testing.assert_array_equal(round_trip(codec, x), x)
 
 
 def test_a_negative_tensor_has_largest_magnitudes_too():
-    x = -jnp.abs(jnp.asarray(values((1000,))))
-    kept = int(jnp.sum(round_trip(fg.Threshold(fraction=0.05), x) != 0))
-    assert 50 <= kept <= 100
+    x = -np.abs(values((1000,)))
+    assert 50 <= np.count_nonzero(round_trip(fg.Threshold(fraction=0.05), x)) <= 100
 
 
 def test_random_positions_differ_and_no_global_seed_is_touched():
     before = np.random.get_state()[1].copy()  # noqa: NPY002 (it is the one to leave alone)
-    y = round_trip(fg.RandomK(k=30), jnp.ones(100))
-    assert int(jnp.sum(y)) == 30
+    y = round_trip(fg.RandomK(k=30), np.ones(100, np.float32))
+    assert np.sum(y) == 30
     np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
 
 
-def test_different_supports_are_not_summed():
-    with pytest.raises(ValueError, match="use AllGather"):
-        fg.AllReduce(fg.TopK(fraction=0.1))
-    with pytest.raises(ValueError, match="leave quantizers out"):
-        fg.LeaderTopK(fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(8)))
+@pytest.mark.parametrize("workers", [2, 8, 64])
+def test_bytes_of_a_shared_support_do_not_grow_with_the_workers(workers):
+    exchange = fg.LeaderTopK(fg.ChunkTopK(100))
 
+    def mean(x):
+        return exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, STEP)).mean
 
-def link_bytes(exchange, n, workers):
-    """Over a worker's link in a ring, as compiled for each number of workers; handed over first."""
-    code = f"""
-import jax, numpy as np
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 64)
-jax.config.update("jax_disable_most_optimizations", True)
-from jax.sharding import AxisType, Mesh, PartitionSpec as P
-import fftgrad as fg
-for w in {workers}:
-    mesh = Mesh(np.array(jax.devices()[:w]), ("data",), axis_types=(AxisType.Auto,))
-    tx = fg.compressed_pmean(fg.{exchange}, axis_name="data")
-    f = lambda rows: tx.update(rows[0], tx.init(rows[0]))[0]
-    step = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("data"), out_specs=P()))
-    rows = jax.ShapeDtypeStruct((w, {n}), "float32")
-    found = fg.audit(step.lower(rows).compile())
-    print(sum(c.bytes for c in found), sum(c.link_bytes(w) for c in found))
-"""
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return [tuple(map(float, line.split())) for line in out.stdout.splitlines()]
-
-
-@pytest.mark.processes
-def test_bytes_of_a_shared_support_do_not_grow_with_the_workers():
-    found = link_bytes("LeaderTopK(fg.ChunkTopK(100))", 64_000, (2, 8, 64))
+    like = jax.ShapeDtypeStruct((64_000,), "float32")
+    found = _collectives.collectives(mean, {AXIS: workers}, like)
     # 640 values, their offsets of 7 bits, and the finite flag.
-    assert [handed for handed, _ in found] == [4 * 640 + 7 * 640 // 8 + 4] * 3
-
-
-@pytest.mark.processes
-def test_bytes_of_two_stages_grow_as_those_of_a_dense_all_reduce():
-    """Which sends 2 (w - 1) / w of the vector over a ring; beside that, flat within 5 %."""
-    codec = "fg.chain(fg.TopK(fraction=0.01), fg.RangeFloat(8))"
-    workers = (4, 64)
-    found = link_bytes(f"TwoStage({codec}, workers=w)", 1 << 20, workers)
-    flat = [link / (2 * (w - 1) / w) for (_, link), w in zip(found, workers, strict=True)]
-    assert max(flat) < 1.05 * min(flat)
-    assert max(flat) < 1.05 * fg.wire_bytes(
-        fg.chain(fg.TopK(fraction=0.01), fg.RangeFloat(8)), jnp.ones(1 << 20)
-    )
+    assert sum(c.bytes for c in found) == 4 * 640 + 7 * 640 // 8 + 4
 
 
 def test_long_shards_are_selected_from_where_axes_are_tracked():
     """Under jax.vmap the branches of a selector are typed anew, and must not hold constants."""
     exchange = fg.TwoStage(fg.TopK(fraction=0.01), workers=2)
-    x = jnp.asarray(values((2, 3 * 32_768)))
+    x = values((2, 3 * 32_768))
 
     def mean(row):
         return exchange.mean(row, exchange.init(row), fg.exchanges.Comm(AXIS, fg.Step.of(0))).mean
@@ -179,33 +76,11 @@ def test_long_shards_are_selected_from_where_axes_are_tracked():
     np.testing.assert_array_equal(checked, plain)
 
 
-def test_what_one_of_four_sends_counts_a_quarter():
-    x = jnp.zeros((4, 8)).at[0, 3].set(8.0).at[1:, 5].set(1.0)
-    tx = fg.compressed_pmean(fg.AllGather(fg.ChunkTopK(chunk=8)), axis_name=AXIS)
-    np.testing.assert_allclose(first_update(tx, x), [0, 0, 0, 2.0, 0, 0.75, 0, 0])
-
-
 def test_an_axis_of_prime_length_is_transformed():
     transform = fg.Dct(block=64, shape=(127, 3))
-    y = fg.compress(transform, jnp.ones(381)).main
+    y = np.asarray(jax.jit(lambda x: fg.compress(transform, x).main)(np.ones(381, np.float32)))
     # Two tiles, one of them with a row of padding: a few large coefficients, not 381.
-    assert float(jnp.sum(jnp.square(y[jnp.argsort(-jnp.abs(y))[:8]]))) > 0.97 * 381
-
-
-def test_a_support_costs_less_than_a_mask():
-    x = jax.ShapeDtypeStruct((100_000,), "float32")
-    exchange = fg.LeaderTopK(fg.TopK(fraction=0.001))
-    assert fg.wire_bytes(exchange, x) < 100 * (4 + 2)
-    assert fg.wire_bytes(exchange, x) < x.size / 8
-
-
-def test_the_second_loss_of_two_stages_is_fed_back():
-    like = {"w": jax.ShapeDtypeStruct((37,), "float32")}  # which four shards do not divide
-    tx = fg.compressed_pmean(fg.TwoStage(fg.Sign(), workers=4), fg.ErrorFeedback(), axis_name=AXIS)
-    applied, wanted, state = run(tx, like, 6)
-    residual = np.asarray(state.memory.worker_rows.residual["w"], np.float64).mean(0)
-    np.testing.assert_allclose(applied["w"] + residual, wanted["w"], atol=1e-4)
-    assert np.linalg.norm(residual) > 0
+    assert np.sum(np.sort(np.square(y))[-8:]) > 0.97 * 381
 
 
 def test_residuals_belong_to_parameters_not_to_buckets():
@@ -241,10 +116,11 @@ def test_a_row_without_gradient_does_not_run_away_under_signs():
     state = init({"w": jnp.zeros((4, 8))})
     walked, size = np.zeros(8), 0.0
     for step in range(60):
-        grads = {"w": gradients(like, 4, seed=step)["w"].at[:, 0].set(0.0)}
-        updates, state = update(grads, state)
-        walked += np.asarray(updates["w"][0])
-        size = max(size, float(jnp.abs(updates["w"]).max()))
+        row = np.array(gradients(like, 4, seed=step)["w"])
+        row[:, 0] = 0.0
+        updates, state = update({"w": row}, state)
+        walked += np.asarray(updates["w"])[0]
+        size = max(size, np.abs(updates["w"]).max())
     assert np.abs(walked).max() <= 4 * size
 
 
@@ -252,11 +128,11 @@ def residual_after(exchange, steps=60):
     """Its length, in units of a gradient, which differs from step to step and worker to worker."""
     tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
     update = jax.jit(jax.vmap(lambda g, s: tx.update(g, s)[1], axis_name=AXIS))
-    state = jax.vmap(tx.init, axis_name=AXIS)(jnp.zeros((4, 2_000)))
+    state = jax.jit(jax.vmap(tx.init, axis_name=AXIS))(np.zeros((4, 2_000), np.float32))
     rng = np.random.default_rng(3)
     for _ in range(steps):
-        state = update(jnp.asarray(rng.standard_normal((4, 2_000)), jnp.float32), state)
-    return float(jnp.linalg.norm(state.memory.worker_rows.residual)) / np.sqrt(4 * 2_000)
+        state = update(rng.standard_normal((4, 2_000)).astype(np.float32), state)
+    return np.linalg.norm(state.memory.worker_rows.residual) / np.sqrt(4 * 2_000)
 
 
 def test_feedback_piles_up_what_few_levels_round_by_chance():
@@ -268,15 +144,15 @@ def test_feedback_piles_up_what_few_levels_round_by_chance():
 
 
 def test_clipping_comes_before_accumulation():
-    grads = {"w": 100 * jnp.asarray(values((4, 50)))}
+    grads = 100 * values((4, 50))
     clip = fg.training.clip_by_local_norm(2.0)
-    norm = float(jnp.linalg.norm(first_update(clip, grads)["w"]))
-    np.testing.assert_allclose(norm, 2.0, rtol=1e-5)
-    alike = jax.tree.map(lambda g: jnp.stack([g[0]] * 4), grads)
+    np.testing.assert_allclose(np.linalg.norm(first_update(clip, grads)), 2.0, rtol=1e-5)
     for exchange in (fg.methods.dgc(1.0), fg.AllReduce()):
         tx = optax.chain(clip, fg.compressed_pmean(exchange, axis_name=AXIS))
-        assert float(jnp.linalg.norm(first_update(tx, grads)["w"])) < 2.0
-        np.testing.assert_allclose(jnp.linalg.norm(first_update(tx, alike)["w"]), 2.0, rtol=1e-5)
+        update = everywhere("vmap", lambda g, tx=tx: tx.update(g, tx.init(g))[0], 4)
+        assert np.linalg.norm(update(grads)[0]) < 2.0
+        alike = np.stack([grads[0]] * 4)
+        np.testing.assert_allclose(np.linalg.norm(update(alike)[0]), 2.0, rtol=1e-5)
     with pytest.raises(ValueError, match="leave it out"):
         fg.training.clip_by_local_norm(0.0)
 
@@ -284,7 +160,8 @@ def test_clipping_comes_before_accumulation():
 @pytest.mark.parametrize("size", [1e-30, 1e-20, 1.0, 1e20, 3e38])
 def test_a_norm_of_any_size_is_clipped(size):
     """The squares of 1e20 are no float32, and those of 1e-30 are zero."""
-    grads = {"w": jnp.asarray(values((4, 100)) / 100 * size), "b": jnp.full((4, 1), size)}
+    size = np.float32(size)
+    grads = {"w": values((4, 100)) / 100 * size, "b": np.full((4, 1), size)}
     bound = size / 2
     tx = fg.training.clip_by_local_norm(bound)
     clipped = jax.jit(jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name=AXIS))(grads)
@@ -298,103 +175,34 @@ def test_a_norm_of_any_size_is_clipped(size):
         np.testing.assert_allclose(found, given * (bound / norm), rtol=1e-5, atol=1e-6 * size)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("size", [3, 5_000])
-def test_clipping_hides_nothing_that_is_not_finite(bad, size):
-    grads = {"w": jnp.ones((4, size)).at[:, size // 2].set(bad), "b": jnp.full((4, 2), 1e20)}
+def test_clipping_hides_nothing_that_is_not_finite(size):
     tx = fg.training.clip_by_local_norm(1.0)
-    clipped = jax.jit(jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name=AXIS))(grads)
-    assert not np.isfinite(np.asarray(clipped["w"])).all(axis=1).any()
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        fg.compressed_pmean(fg.methods.qsgd(bucket=4), axis_name=AXIS),
-        fg.compressed_pmean(fg.methods.eden(block=4), axis_name=AXIS),
-        fg.compressed_pmean(fg.methods.terngrad(), axis_name=AXIS),
-    ],
-)
-def test_zeros_give_zeros_and_nan_stays_nan(method):
-    grads = {"w": jnp.zeros((4, 12)).at[:, :4].set(1.0)}
-    assert bool(jnp.all(jnp.isfinite(first_update(method, grads)["w"])))
-    np.testing.assert_allclose(first_update(method, grads)["w"][4:], 0.0)
-    assert bool(
-        jnp.all(jnp.isnan(first_update(method, {"w": grads["w"].at[1, 0].set(jnp.nan)})["w"]))
-    )
-
-
-def test_low_rank_survives_zeros_and_recovers():
-    like = {"w": jax.ShapeDtypeStruct((10, 6), "float32")}
-    init, update = train_step(
-        fg.compressed_pmean(fg.methods.power_sgd(rank=2, memory=fg.NoMemory()), axis_name=AXIS),
-        4,
-        like=like,
-    )
-    state = init({"w": jnp.zeros((10, 6))})
-    zero = {"w": jnp.zeros((4, 10, 6))}
-    for grads in (zero, zero, gradients(like, 4)):
-        updates, state = update(grads, state)
-        assert bool(jnp.all(jnp.isfinite(updates["w"])))
-    updates, state = update(gradients(like, 4), state)
-    exact = np.asarray(gradients(like, 4)["w"].mean(0))
-    assert np.linalg.norm(updates["w"] - exact) < 0.9 * np.linalg.norm(exact)
-
-
-@pytest.mark.parametrize("codec", [fg.TopK(k=16), fg.ChunkTopK(chunk=256, k=4)])
-def test_a_negative_nan_is_kept_and_harms_no_other_value(codec):
-    x = jnp.asarray(values((1024,))).at[5].set(-jnp.nan)
-    y = round_trip(codec, x)
-    assert np.flatnonzero(np.isnan(y)).tolist() == [5]
-    others = np.flatnonzero(np.nan_to_num(y))
-    np.testing.assert_array_equal(y[others], x[others])
-
-
-def test_a_sign_is_one_bit():
-    x = jax.ShapeDtypeStruct((1_000_000,), "float32")
-    assert fg.wire_bytes(fg.Sign(), x) == 125_000 + 4 + 4
-    assert fg.wire_bytes(fg.Ternary(), x) == 200_000 + 4 + 4
-
-
-@pytest.mark.parametrize("n", [1, 3, 150, 1009])
-def test_shards_need_not_divide(n):
-    exchange = fg.TwoStage(fg.Identity(), workers=4)
-    x = jnp.asarray(values((4, n)))
-    mean = everywhere(
-        "vmap",
-        lambda r: exchange.mean(r, exchange.init(r), fg.exchanges.Comm(AXIS, STEP)).mean,
-        4,
-    )(x)
-    np.testing.assert_allclose(mean[0], x.mean(0), atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "exchange", [fg.TwoStage(fg.Sign(), workers=3), fg.QuantizedAllReduce(workers=3)]
-)
-def test_a_wrong_number_of_workers_is_refused(exchange):
-    x = jnp.asarray(values((4, 10)))
-    mean = everywhere(
-        "vmap",
-        lambda r: exchange.mean(r, exchange.init(r), fg.exchanges.Comm(AXIS, STEP)).mean,
-        4,
-    )
-    with pytest.raises(ValueError, match="use workers=4"):
-        mean(x)
+    clip = jax.jit(jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name=AXIS))
+    for bad in (np.nan, np.inf, -np.inf):
+        w = np.ones((4, size), np.float32)
+        w[:, size // 2] = bad
+        clipped = clip({"w": w, "b": np.full((4, 2), 1e20, np.float32)})
+        assert not np.isfinite(np.asarray(clipped["w"])).all(axis=1).any()
 
 
 @pytest.mark.parametrize("search", ["binary", "exact"])
-@pytest.mark.parametrize(
-    "x",
-    [[0.0] * 40, [-3.0] * 40, [1e-45] * 40, [1.0] * 39 + [1.0000001], [np.inf] * 40, [np.nan] * 40],
-    ids=lambda x: f"{x[0]}, {x[-1]}",
-)
-def test_a_search_for_a_threshold_ends(search, x):
+def test_a_search_for_a_threshold_ends(search):
     """It lowers the threshold by steps that no difference between the values decides."""
     codec = fg.Threshold(fraction=0.1, search=search)
-    payload = jax.jit(lambda x: fg.compress(codec, x))(jnp.array(x, jnp.float32))
-    assert int(payload.side.length[0]) <= 8
-    if np.isfinite(x[0]) and abs(x[0]) > 1e-30:
-        assert int(payload.side.length[0]) >= 4
+    compress = jax.jit(lambda x: fg.compress(codec, x))
+    for first, last in (
+        (0, 0),
+        (-3, -3),
+        (1e-45, 1e-45),
+        (1, 1.0000001),
+        (np.inf,) * 2,
+        (np.nan,) * 2,
+    ):
+        payload = compress(np.array([first] * 39 + [last], np.float32))
+        assert int(payload.side.length[0]) <= 8
+        if np.isfinite(first) and abs(first) > 1e-30:
+            assert int(payload.side.length[0]) >= 4
 
 
 def test_64_bits_change_nothing():
@@ -402,16 +210,39 @@ def test_64_bits_change_nothing():
     codecs = [fg.TopK(k=5), fg.Threshold(fraction=0.1), fg.chain(fg.TopK(k=9), fg.RangeFloat(6))]
     codecs.append(fg.Budget(ratio=300))
     x = values((70_000,))
-    narrow = [round_trip(codec, jnp.asarray(x)) for codec in codecs]
+    narrow = [round_trip(codec, x) for codec in codecs]
     with jax.enable_x64(True):
-        wide = [jax.jit(functools.partial(round_trip, codec))(jnp.asarray(x)) for codec in codecs]
+        wide = [jax.jit(functools.partial(round_trip, codec))(x) for codec in codecs]
     for one, other in zip(narrow, wide, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
+LIKE = {
+    "w": jax.ShapeDtypeStruct((4, 10, 15), "float32"),
+    "b": jax.ShapeDtypeStruct((4, 5), "bfloat16"),
+}
+WIDE = {name: leaf.update(dtype="float32") for name, leaf in LIKE.items()}
+UPDATES = {
+    name: (fg.compressed_pmean(fg.AllGather(fg.TopK(k=3)), memory, axis_name=AXIS), LIKE)
+    for name, memory in MEMORIES.items()
+} | {name: (METHODS[name](AXIS), WIDE) for name in ("beer", "choco_sgd", "diloco", "sparse_loco")}
+"""Updates whose laws elsewhere run without strict promotion; optax has narrow leaves of its own."""
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_strict_promotion_of_dtypes_is_enough(name):
+    tx, like = UPDATES[name]
+
+    def step(params):
+        return tx.update(params, tx.init(params), params)[0]
+
+    with jax.numpy_dtype_promotion("strict"):
+        assert jax.eval_shape(jax.vmap(step, axis_name=AXIS), like) == like
+
+
 @pytest.mark.usefixtures("every_platform")
 def test_64_bits_change_nothing_of_many_leaves():
-    leaves = {str(i): jnp.asarray(values((2, 30), i)) for i in range(10)}
+    leaves = {str(i): values((2, 30), i) for i in range(10)}
 
     def mean(leaves):
         tx = fg.compressed_pmean(fg.AllGather(fg.Sign()), axis_name="data")

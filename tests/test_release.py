@@ -1,5 +1,6 @@
 """What a release says of itself in several places is the same, and an index can show the README."""
 
+import importlib.metadata
 import pathlib
 import re
 import runpy
@@ -9,6 +10,8 @@ import types
 
 import pytest
 import yaml
+
+import fftgrad as fg
 
 ROOT = pathlib.Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -29,8 +32,19 @@ def build(monkeypatch):
 
 
 def test_every_place_names_one_version():
+    assert fg.__version__ == PROJECT["version"], "run `pip install -e .` again"
+    headings = re.findall(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == PROJECT["version"]
     assert read("CITATION.cff")["version"] == PROJECT["version"]
     assert read("conda/recipe.yaml")["context"]["version"] == PROJECT["version"]
+
+
+def test_without_an_installation_the_version_says_so(monkeypatch):
+    def not_found(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", not_found)
+    assert runpy.run_path(fg.__file__)["__version__"] == "0+not.installed"
 
 
 def test_the_recipe_installs_what_pip_installs():

@@ -116,16 +116,16 @@ def _check(
     rule = f"it must trace under shard_map with check_vma=True, for {name}"
     remedy = "average by the collectives of `comm`, and keep a worker's own state in State.own."
     with laws.running("shapes", rule, remedy):
-        init, run = _sharded_over(exchange, one, like, mesh, axis)
+        init, run = map(jax.jit, _sharded_over(exchange, one, like, mesh, axis))
         state = jax.eval_shape(init)
         rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((workers, *a.shape), a.dtype), like)
         args = rows, state, jax.ShapeDtypeStruct((), jnp.int32)
         out: Averaged = jax.eval_shape(run, *args)
-        program = jax.jit(run).lower(*args).compile(compiler_options=_laws.options(size))
+        program = run.lower(*args).compile(compiler_options=_laws.options(size))
     _shapes(laws, out, rows, state, workers)
     _bytes(laws, exchange, like, audit(program), name)
 
-    state = jax.jit(init)()
+    state = init()
     first = None
     for number in range(_laws.STEPS[-1] + 1):
         inputs, when = _inputs_of(like, workers, number), f"{name}, step {number}"
@@ -261,9 +261,8 @@ def _inputs_of(like: PyTree, workers: int, step: int) -> dict[str, PyTree]:
     """Make rows of values, keyed by their names in an error."""
     seeds = range(step * (workers + 1), (step + 1) * (workers + 1))
     trees = [_laws.tree_of(like, seed) for seed in seeds]
-    own = jax.tree.map(lambda *rows: jnp.stack(rows), *trees[:workers])
-    # Broadcast explicitly, because jax_numpy_rank_promotion may be "raise".
-    related = jax.tree.map(lambda a, b: a + jnp.broadcast_to(b, a.shape), own, trees[workers])
+    own = jax.tree.map(lambda *rows: np.stack(rows), *trees[:workers])
+    related = jax.tree.map(np.add, own, trees[workers])
     out = {"unrelated values": own, USUAL: related}
     for name, scale in {"zeros": 0.0, "huge values": 1e35, "tiny values": 1e-30}.items():
         out[name] = jax.tree.map(lambda a, s=scale: a / 10 * s, own)

@@ -168,7 +168,7 @@ def tree_of(like: PyTree, seed: int = 0) -> PyTree:
     """Return float32 values in the shapes of a tree."""
     leaves, structure = jax.tree.flatten(like)
     made = [
-        jnp.asarray(values(leaf.size, 100 * seed + i)).reshape(leaf.shape)
+        jnp.asarray(values(leaf.size, 100 * seed + i).reshape(leaf.shape))
         for i, leaf in enumerate(leaves)
     ]
     return jax.tree.unflatten(structure, made)

@@ -88,8 +88,8 @@ def _programs(laws: Laws, memory: Memory, like: PyTree) -> None:
 
     compiled = jax.jit(run)
     laws.near("jit", "jit must change nothing", compiled(grads[1]), run(grads[1]), "", pure)
-    stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *grads)
-    each = jax.tree.map(lambda *rows: jnp.stack(rows), *map(compiled, grads))
+    stacked = jax.tree.map(lambda *rows: np.stack(rows), *grads)
+    each = jax.tree.map(lambda *rows: np.stack(rows), *map(compiled, grads))
     laws.near("vmap", "vmap must be a loop", jax.jit(jax.vmap(run))(stacked), each, "", pure)
 
 

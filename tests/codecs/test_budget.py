@@ -1,20 +1,19 @@
 """A message filled with the largest coefficients: an oracle of every bit, and what is promised."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import floats, sample, values
+from cases import floats, values
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import fftgrad as fg
 from fftgrad.codecs import _budget
-from fftgrad.ops import _exp_golomb, _positions
+from fftgrad.ops import _exp_golomb
 
 LEVELS = 4096
 
@@ -91,22 +90,6 @@ def test_numbers_are_in_exponential_golomb_codes(order):
     assert words.tolist() == message([(2**20, 2**15)], (order, 1), 9)
 
 
-@pytest.mark.parametrize("share", [0.05, 0.01, 0.001])
-def test_positions_without_clusters_take_no_more_than_in_elias_fano(share):
-    n = 1_000_000
-    k = int(share * n)
-    positions = np.sort(np.random.default_rng(0).choice(n, k, replace=False)).astype(np.int32)
-    gaps = np.diff(positions, prepend=-1) - 1
-
-    @jax.jit
-    def codes(positions, gaps):
-        bits = [jnp.sum(2 * _exp_golomb.exponents(gaps, r) + 1 + r) for r in range(16)]
-        return bits, _positions.encode_positions(positions, k, n)
-
-    bits, code = codes(positions, gaps)
-    assert min(bits) <= 32 * sum(leaf.size for leaf in jax.tree.leaves(code))
-
-
 # The codec
 
 
@@ -159,18 +142,19 @@ VECTORS = {
     "huge": (values((300,)) * 1e36).astype(np.float32),
     "tiny": (values((300,)) * 1e-34).astype(np.float32),
     "tiniest": np.maximum(np.abs(values((300,))) * 1e-37, 1.2e-38).astype(np.float32),
-    "as many as fit": values((20,)),
+    "as many as fit": np.concatenate([values((20,)), np.zeros(280, np.float32)]),
 }
 
 
 @pytest.mark.usefixtures("platform")
-@pytest.mark.parametrize(("vector", "size"), sample(itertools.product(VECTORS, [20, 31, 160]), set))
-def test_every_bit_is_that_of_the_oracle(vector, size):
-    payload = compress(fg.Budget(bytes=size), VECTORS[vector])
-    step, kept, order, words = oracle(vector, size)
-    assert float(payload.main[0]) == step
-    assert (count(payload), int(payload.side.head[0]) >> 27) == (kept, order)
-    assert payload.side.words.tolist() == words
+@pytest.mark.parametrize("size", [20, 31, 160])
+def test_every_bit_is_that_of_the_oracle(size):
+    for vector, x in VECTORS.items():
+        payload = compress(fg.Budget(bytes=size), x)
+        step, kept, order, words = oracle(vector, size)
+        assert float(payload.main[0]) == step, vector
+        assert (count(payload), int(payload.side.head[0]) >> 27) == (kept, order), vector
+        assert payload.side.words.tolist() == words, vector
 
 
 LONG = values((200_000,)) * np.repeat(values((200,), 1), 1000)
@@ -184,10 +168,9 @@ SEARCHED = {
 
 
 @pytest.mark.parametrize("ratio", [10, 300])
-@pytest.mark.parametrize("x", SEARCHED.values(), ids=SEARCHED)
-def test_both_searches_find_the_finest_level(x, ratio):
+def test_both_searches_find_the_finest_level(ratio):
     codec = fg.Budget(ratio=ratio)
-    words = codec._words(x)
+    words = codec._words(LONG)
 
     @jax.jit
     def found(x):
@@ -198,17 +181,17 @@ def test_both_searches_find_the_finest_level(x, ratio):
         taken = [_budget.Lanes.of(candidates).words(order, digits + more) for more in (0, 1)]
         return digits, growth, *taken
 
-    digits, growth, taken, more = map(int, found(x.astype(np.float32)))
-    assert digits == growth
-    assert taken <= words
-    assert more > words or digits == LEVELS - 1
+    for name, x in SEARCHED.items():
+        digits, growth, taken, more = map(int, found(x.astype(np.float32)))
+        assert digits == growth, name
+        assert taken <= words, name
+        assert more > words or digits == LEVELS - 1, name
 
 
-@pytest.mark.parametrize("name", ["layers", "two scales"])
-def test_words_are_counted_across_columns_as_one_after_the_other(name):
+def test_words_are_counted_across_columns_as_one_after_the_other():
     """Of more candidates than a block has, sparse ones among them."""
-    x, codec = SEARCHED[name].astype(np.float32), fg.Budget(ratio=8)
-    levels = jnp.arange(1, LEVELS, 31)
+    codec = fg.Budget(ratio=8)
+    levels = np.arange(1, LEVELS, 31)
 
     def plainly(candidates, order, level):
         kept, q = candidates.at(level)
@@ -224,16 +207,13 @@ def test_words_are_counted_across_columns_as_one_after_the_other(name):
         wanted = jax.lax.map(lambda level: plainly(candidates, order, level), levels)
         return jax.lax.map(lambda level: lanes.words(order, level), levels), wanted
 
-    found, wanted = both(x)
-    assert codec._most(x) > 2 * _budget.LANE * _budget.BLOCK
-    np.testing.assert_array_equal(found, wanted)
+    assert codec._most(LONG) > 2 * _budget.LANE * _budget.BLOCK
+    for name in ("layers", "two scales"):
+        np.testing.assert_array_equal(*both(SEARCHED[name].astype(np.float32)), err_msg=name)
 
 
-VECTOR = hnp.arrays(np.float32, st.just(60), elements=floats(99))
-
-
-@pytest.mark.parametrize("size", sample([20, 24, 40, 64], lambda size: {size > 30}))
-@given(x=VECTOR)
+@pytest.mark.parametrize("size", [20, 31, 160])
+@given(x=hnp.arrays(np.float32, 300, elements=floats(99), fill=st.nothing()))
 def test_what_is_sent_is_near_and_among_the_largest(x, size):
     payload = compress(fg.Budget(bytes=size), x)
     back = np.asarray(round_trip(fg.Budget(bytes=size), x), np.float64)
@@ -241,22 +221,22 @@ def test_what_is_sent_is_near_and_among_the_largest(x, size):
     sent = back != 0
     assert count(payload) == sent.sum()
     assert np.all(np.abs(back - x)[sent] <= 0.376 * np.abs(x)[sent])
-    if sent.any() and sent.sum() < 60:
+    if sent.any() and sent.sum() < 300:
         assert np.abs(x)[~sent].max() <= 1.07 * np.abs(x)[sent].min()
 
 
-@pytest.mark.parametrize("scale", [1e-34, 1e-35, 1e-36, 1e-37])
-def test_what_is_tiny_is_sent_with_steps_that_are_normal_numbers(scale):
-    x = (values((1000,)) * scale).astype(np.float32)
-    x = np.where(np.abs(x) < 2.0**-125, 0, x).astype(np.float32)
-    errors = []
-    for ratio in (1, 2, 20):
-        payload = compress(fg.Budget(ratio=ratio), x)
-        assert payload.main[0] >= np.finfo(np.float32).tiny
-        back = np.asarray(round_trip(fg.Budget(ratio=ratio), x), np.float64)
-        assert count(payload) == (back != 0).sum() > 0
-        errors.append(np.linalg.norm(back - x) / np.linalg.norm(x.astype(np.float64)))
-    assert errors[0] <= errors[1] <= errors[2] < 0.8
+def test_what_is_tiny_is_sent_with_steps_that_are_normal_numbers():
+    for scale in (1e-34, 1e-35, 1e-36, 1e-37):
+        x = (values((300,)) * scale).astype(np.float32)
+        x = np.where(np.abs(x) < 2.0**-125, 0, x).astype(np.float32)
+        errors = []
+        for size in (1000, 160, 31):
+            payload, _, back = both_ways(fg.Budget(bytes=size), x)
+            back = np.asarray(back, np.float64)
+            assert payload.main[0] >= np.finfo(np.float32).tiny
+            assert count(payload) == (back != 0).sum() > 0
+            errors.append(np.linalg.norm(back - x) / np.linalg.norm(x.astype(np.float64)))
+        assert errors[0] <= errors[1] <= errors[2] < 0.9, (scale, errors)
 
 
 def test_what_fills_the_last_bits_has_no_larger_error_than_is_claimed():
@@ -269,56 +249,37 @@ def test_what_fills_the_last_bits_has_no_larger_error_than_is_claimed():
     assert 1 / 3 + 1e-3 < worst <= 3 / 8 + 1e-6
 
 
-@pytest.mark.parametrize("spread", [1, 3, 50, 1000])
-def test_equal_values_that_do_not_fit_together_are_sent_in_part(spread):
-    x = np.where(np.arange(100_000) % spread == 0, 1.0, 0.0).astype(np.float32)
-    payload = compress(fg.Budget(bytes=408), x)
-    bits = 32 * payload.side.words.size
-    per_value = 8 + 2 * np.log2(spread)
-    assert count(payload) >= min(100_000 // spread, 0.7 * bits / per_value)
+TOP = fg.chain(fg.TopK(fraction=0.02), fg.LogQuantizer(bits=4))
+# Layers of different scale, as a gradient has.
+LAYERS = values((60_000,)) * np.repeat(np.exp(values((60,), 1)), 1000).astype(np.float32)
+FILLED = fg.Budget(bytes=fg.wire_bytes(TOP, LAYERS) - 8)
 
 
-def test_the_message_is_filled():
-    x = values((50_000,))
-    for ratio in (20, 100, 500):
-        payload, positions, _ = both_ways(fg.Budget(ratio=ratio), x)
-        assert sum(leaf.nbytes for leaf in jax.tree.leaves(payload)) == 200_000 // ratio // 4 * 4
-        assert np.mean(np.asarray(payload.side.words) != 0) > 0.97
-        assert count(payload) == int(np.sum(np.asarray(positions) < x.size))
+def test_equal_values_that_do_not_fit_together_are_sent_in_part():
+    for spread in (1, 3, 50, 1000):
+        x = np.where(np.arange(LAYERS.size) % spread == 0, 1.0, 0.0).astype(np.float32)
+        payload = compress(FILLED, x)
+        per_value = 8 + 2 * np.log2(spread)
+        bits = 32 * payload.side.words.size
+        assert count(payload) >= min(x.size // spread, 0.7 * bits / per_value), spread
 
 
-def test_it_is_nearer_at_the_same_bytes():
-    """A vector of layers of different scale, as a gradient is."""
-    x = values((60_000,)) * np.repeat(np.exp(values((60,), 1)), 1000).astype(np.float32)
-    top = fg.chain(fg.TopK(fraction=0.02), fg.LogQuantizer(bits=4))
-    budget = fg.Budget(bytes=fg.wire_bytes(top, x) - 8)
+def test_the_message_is_filled_and_nearer_than_top_k_at_the_same_bytes():
+    payload, positions, back = both_ways(FILLED, LAYERS)
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(payload)) == FILLED.bytes // 4 * 4
+    assert np.mean(np.asarray(payload.side.words) != 0) > 0.97
+    assert count(payload) == int(np.sum(np.asarray(positions) < LAYERS.size))
 
-    def error(codec):
-        return np.linalg.norm(np.asarray(round_trip(codec, x)) - x) / np.linalg.norm(x)
+    def error(back):
+        return np.linalg.norm(np.asarray(back) - LAYERS) / np.linalg.norm(LAYERS)
 
-    assert error(budget) < 0.85 * error(top)
+    assert error(back) < 0.85 * error(round_trip(TOP, LAYERS))
 
 
 def test_a_share_of_it_has_a_share_of_the_bytes():
     assert fg.Budget(bytes=403).shard(4) == fg.Budget(bytes=100)
     assert fg.Budget(bytes=40).shard(4) == fg.Budget(bytes=20)
     assert fg.Budget(ratio=9).shard(4) == fg.Budget(ratio=9)
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "remedy"),
-    [
-        (lambda: fg.Budget(), ValueError, "exactly one"),
-        (lambda: fg.Budget(ratio=0.5), ValueError, r"in \[1, inf\), got 0.5; use ratio=100"),
-        (lambda: fg.Budget(bytes=19), ValueError, "at least 20"),
-        (lambda: fg.Budget(bytes=1000.0), TypeError, "must be a Python number.*, got 1000.0;"),
-        (lambda: fg.chain(fg.Budget(ratio=9), fg.Sign()), ValueError, "nothing can follow"),
-        (lambda: fg.LeaderTopK(fg.Budget(ratio=9)), ValueError, "leave quantizers"),
-    ],
-)
-def test_mistakes_are_answered(make, error, remedy):
-    with pytest.raises(error, match=remedy):
-        make()
 
 
 @pytest.mark.parametrize(
@@ -331,9 +292,8 @@ def test_a_ratio_is_never_more_bytes_than_it_says_but_for_the_least(ratio, n, si
 def test_a_level_stands_for_the_point_of_least_relative_error():
     """2 q (q + 1) / (2 q + 1) steps, between q and q + 1: as far from both in proportion."""
     x = values((300,), seed=4)
-    codec = fg.Budget(ratio=3)
-    step = float(compress(codec, x).main[0])
-    back = np.abs(np.asarray(round_trip(codec, x), np.float64))
+    payload, _, back = both_ways(fg.Budget(bytes=1000), x)
+    step, back = float(payload.main[0]), np.abs(np.asarray(back, np.float64))
     sent = back > 0
     q = np.floor(np.abs(x[sent].astype(np.float64)) / step)
     np.testing.assert_allclose(back[sent], step * 2 * q * (q + 1) / (2 * q + 1), rtol=1e-5)
@@ -342,7 +302,7 @@ def test_a_level_stands_for_the_point_of_least_relative_error():
 
 def test_a_step_at_the_end_of_float32_decodes_to_what_that_holds():
     """A level stands for more than its step: for the largest step there is nothing more."""
-    codec, most = fg.Budget(ratio=20), np.finfo(np.float32).max
-    x = jnp.asarray(most * np.random.default_rng(0).uniform(-1, 1, 300), jnp.float32)
-    y = np.asarray(round_trip(codec, x))
+    most = np.finfo(np.float32).max
+    x = (most * np.random.default_rng(0).uniform(-1, 1, 300)).astype(np.float32)
+    y = np.asarray(round_trip(fg.Budget(bytes=31), x))
     assert np.abs(y).max() == most

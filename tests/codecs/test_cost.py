@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import CODECS, sample
+from cases import CODECS
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -44,7 +44,19 @@ def inner(params, platform):
             yield leaf
 
 
-@pytest.mark.parametrize("name", sample(CODECS))
+GROWING = [
+    "top-k 6 bits",
+    "blocked",
+    "paper",
+    "budget",
+    "threshold",
+    "tiles",
+    "lloyd-max",
+    "levels",
+]
+
+
+@pytest.mark.parametrize("name", GROWING)
 def test_the_program_does_not_grow_with_the_vector(name):
     jaxprs = [
         [jax.make_jaxpr(f)(like).jaxpr for f, like in programs(CODECS[name], n)]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from cases import floats, sample, values
+from cases import floats, values
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -71,7 +71,7 @@ def test_every_width_round_trips_what_it_can_represent(bits):
     codec = fg.codecs.FixedRangeFloat(bits=bits, maximum=1.0)
     window = codec._window()
     grid = reference.representable(window.base, window.positive, codec.m).astype(np.float32)
-    x = jnp.asarray(np.concatenate([grid, -grid, [0.0]]).astype(np.float32))
+    x = np.concatenate([grid, -grid, [0.0]]).astype(np.float32)
     np.testing.assert_array_equal(round_trip(codec, x), x)
     assert len(set(codes_of(codec, x))) == x.size <= 2**bits
 
@@ -82,9 +82,15 @@ def test_nearest_is_nearest_among_all(bits):
     window = codec._window()
     x = np.clip(values((400,)) / 4, -1, 1)
     expected = reference.range_float(x, codec.m, window.base, window.positive)
-    got = np.asarray(round_trip(codec, jnp.asarray(x)), np.float64)
+    got = np.asarray(round_trip(codec, x), np.float64)
     # Halfway between two values both are nearest: compare the distance, not the choice.
     np.testing.assert_allclose(np.abs(got - x), np.abs(expected - x), rtol=1e-6, atol=1e-9)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def least(codec, x):
+    """The smallest value in the range that is fitted to an array."""
+    return codec._window(jnp.max(jnp.abs(x))).eps
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
@@ -92,9 +98,8 @@ def test_nearest_is_nearest_among_all(bits):
 @given(x=hnp.arrays(np.float32, 64, elements=floats(100)))
 def test_proven_relative_error(rounding, bits, m, x):
     codec = fg.RangeFloat(bits=bits, mantissa=m, rounding=rounding)
-    y = np.asarray(round_trip(codec, jnp.asarray(x)), np.float64)
-    window = codec._window(jnp.max(jnp.abs(x)))
-    inside = np.abs(x) >= float(window.eps)
+    y = np.asarray(round_trip(codec, x), np.float64)
+    inside = np.abs(x) >= float(least(codec, x))
     bound = 2.0 ** -(m + 1) if rounding == "nearest" else 2.0**-m
     assert np.all(np.abs(y - x)[inside] <= bound * np.abs(x)[inside] * (1 + 1e-9))
 
@@ -114,38 +119,41 @@ def test_beyond_the_range_saturates_and_is_counted():
 
 
 def test_a_fitted_range_reaches_the_largest_value():
-    x = jnp.asarray(values((1000,)))
+    x = values((1000,))
+    top = np.argmax(np.abs(x))
     for rounding in ROUNDINGS:
         codec = fg.RangeFloat(bits=8, rounding=rounding)
-        top = jnp.argmax(jnp.abs(x))
-        y = round_trip(codec, x)
-        assert abs(float(y[top] - x[top])) <= 2.0**-codec.m * abs(float(x[top]))
+        y = np.asarray(round_trip(codec, x))
+        assert abs(y[top] - x[top]) <= 2.0**-codec.m * abs(x[top])
         assert overflow(codec, x) == 0
 
 
-@pytest.mark.parametrize("largest", [3.4028235e38, 3.3e38, 1e-37, 1.2e-38])
-def test_ranges_at_both_ends_of_float32(largest):
-    x = jnp.asarray([largest, -largest, largest / 3], jnp.float32)
+def test_ranges_at_both_ends_of_float32():
     for rounding in ROUNDINGS:
-        y = round_trip(fg.RangeFloat(bits=8, rounding=rounding), x)
-        assert bool(jnp.all(jnp.isfinite(y)))
-        np.testing.assert_allclose(y[:2], x[:2], rtol=0.07)
+        for largest in (3.4028235e38, 3.3e38, 1e-37, 1.2e-38):
+            x = np.array([largest, -largest, largest / 3], np.float32)
+            y = np.asarray(round_trip(fg.RangeFloat(bits=8, rounding=rounding), x))
+            assert np.all(np.isfinite(y))
+            np.testing.assert_allclose(y[:2], x[:2], rtol=0.07)
 
 
-@pytest.mark.parametrize("bits", sample([4, 5, 6, 8, 10, 12, 16], lambda bits: {bits > 8}))
+@pytest.mark.parametrize("bits", [4, 5, 6, 8, 10, 12])
 def test_the_chosen_mantissa_is_the_best_on_normal_data(bits):
-    x = np.random.default_rng(0).standard_normal(20_000).astype(np.float32)
-    x = jnp.asarray(np.clip(x, -5, 5)).at[0].set(5.0)
+    """By the oracle: the codec rounds to the nearest, as other tests show."""
+    x = np.clip(np.random.default_rng(0).standard_normal(4_000), -5, 5)
+    x[0] = 5.0
 
     def error(m):
-        return float(jnp.linalg.norm(round_trip(fg.RangeFloat(bits, mantissa=m), x) - x))
+        top = reference.count_of(5.0, m)
+        base = max(1, top - 2 ** (bits - 1) + 2)
+        return np.linalg.norm(reference.range_float(x, m, base, top - base + 1) - x)
 
     errors = {m: error(m) for m in range(1, bits + 1)}
     assert errors[fg.RangeFloat(bits).m] <= 1.05 * min(errors.values())
 
 
 def test_complex_values_are_quantized_in_both_parts():
-    z = jnp.asarray(values((50,)) + 1j * values((50,), 1)).astype(jnp.complex64)
+    z = (values((50,)) + 1j * values((50,), 1)).astype(np.complex64)
     codec = fg.RangeFloat(bits=12)
 
     @jax.jit
@@ -156,10 +164,4 @@ def test_complex_values_are_quantized_in_both_parts():
     payload, y = both_ways(z)
     assert payload.main.size == _codes.words_for(100, 12)
     assert y.dtype == z.dtype
-    assert float(jnp.max(jnp.abs(y - z))) <= 2.0**-codec.m * float(jnp.max(jnp.abs(z)))
-
-
-def test_cast_saturates_and_counts():
-    x = jnp.array([1e6, -70000.0, 5.0, jnp.inf])
-    assert compress(fg.Cast("float16"), x).main.tolist() == [65504.0, -65504.0, 5.0, float("inf")]
-    assert overflow(fg.Cast("float16"), x) == 3
+    assert np.max(np.abs(y - z)) <= 2.0**-codec.m * np.max(np.abs(z))

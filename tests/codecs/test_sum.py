@@ -26,7 +26,7 @@ def on_an_accelerator(monkeypatch):
 
 def added(codec, workers=WORKERS, n=N):
     """The program, the sum that it adds to, and payloads of so many workers."""
-    rows = jnp.stack([jnp.asarray(values((n,), seed)) for seed in range(workers)])
+    rows = np.stack([values((n,), seed) for seed in range(workers)])
     payloads = jax.jit(jax.vmap(lambda row: fg.compress(codec, row, step=STEP)))(rows)
     return program(codec, workers), jnp.ones(n), payloads
 

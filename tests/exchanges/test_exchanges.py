@@ -1,23 +1,27 @@
-"""Laws of exchanges: every way of running them, the oracle, replicas, and bytes in the program."""
+"""Laws of exchanges: updates, every way of running them, the oracle, and bytes in the program."""
 
 import dataclasses
 import functools
 import itertools
+import math
+import re
 
+import goldens
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from cases import CODECS, EXCHANGES, SLOW, gradients, kinds, sample, values
+from cases import CODECS, EXCHANGES, SLOW, gradients, one_of_each, sample, values
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, MODES, everywhere, of_size, train_step
-from updates import collectives, sharded
+from updates import collectives
 
 import fftgrad as fg
 from fftgrad.codecs import _sum
 from fftgrad.contrib import learned
+from fftgrad.ops import _collectives
 
 N = 150
 
@@ -41,17 +45,65 @@ def compiled(mode, exchange, workers):
 
 
 def rows(workers, n=N):
-    return jnp.asarray(values((workers, n)))
+    return values((workers, n))
+
+
+@pytest.mark.parametrize("name", one_of_each(EXCHANGES))
+def test_an_update(name):
+    """Replicas are equal, feedback loses nothing, and a bad step of a worker leaves no trace.
+
+    Its bytes, in each branch of the traced program, are those that are promised.
+    """
+    init, update = goldens.exchange(name)
+    x = goldens.ROWS
+    state, applied, wanted = init(x), np.zeros(x[0].size), np.zeros(x[0].size)
+    for step in range(goldens.STEPS):
+        grads = x * (1 + step)
+        mean, state = update(grads, state, x)
+        bits = np.asarray(mean).view(np.uint32)
+        assert np.all(bits == bits[0])
+        applied += np.asarray(mean[0], np.float64)
+        wanted += grads.astype(np.float64).mean(0)
+        left = np.asarray(state.memory.worker_rows.residual, np.float64).reshape(x.shape).mean(0)
+        np.testing.assert_allclose(applied + left, wanted, atol=1e-4)
+    check_traced_bytes(EXCHANGES[name])
+    for bad in (np.nan, np.inf):
+        spoiled = x.copy()
+        spoiled[2, 30] = bad
+        mean, after = update(spoiled, state, x)
+        assert not np.any(np.all(np.isfinite(mean), axis=1))
+        assert not isinstance(EXCHANGES[name], fg.AllGather) or np.all(np.isnan(mean))
+        assert np.all(np.asarray(after.skipped) == 1)
+        for kept in ("memory", "exchange"):
+            pair = (jax.tree.leaves(getattr(one, kept)) for one in (state, after))
+            assert all(map(np.array_equal, *pair)), kept
+
+
+def check_traced_bytes(exchange):
+    def mean(x, state):
+        return exchange.mean(x, state, fg.exchanges.Comm(AXIS, fg.Step.of(5))).mean
+
+    like = jax.ShapeDtypeStruct((N,), jnp.float32)
+    state = jax.eval_shape(exchange.init, like)
+    found = _collectives.collectives(mean, {AXIS: 4}, like, state)
+    if isinstance(exchange, fg.Scheduled):
+        promised = [fg.wire_bytes(part, like) for _, part in exchange.schedule]
+    elif isinstance(exchange, fg.Ladder):
+        promised = [fg.wire_bytes(part, like) for part in exchange.exchanges]
+    elif isinstance(exchange, learned.LearnedCodes):
+        return  # a test of its own has the bytes of each phase
+    else:
+        promised = [fg.wire_bytes(exchange, like)]
+    branches = sorted({c.branch for c in found if c.branch}) or [()]
+    always = sum(c.bytes for c in found if not c.branch)
+    sent = [always + sum(c.bytes for c in found if c.branch == b != ()) for b in branches]
+    assert sent == promised
 
 
 # The ways differ in their collectives; codecs alone make no difference to them.
-ONE_OF_EACH = list({type(exchange): name for name, exchange in EXCHANGES.items()}.values())
-WAYS = sample(itertools.product(ONE_OF_EACH, MODES[1:]), frozenset)
-SIZES = sample(
-    itertools.product(EXCHANGES, (1, 4, 8)),
-    lambda row: kinds(row[0]) if row[1] == 4 else {(type(EXCHANGES[row[0]]), row[1])},
-)
-"""Four workers for each kind: their programs serve other laws, too."""
+ONE_OF_EACH = {type(exchange): name for name, exchange in EXCHANGES.items()}.values()
+COMPARED = ["dense", "gather blocked", "two stages", "shared support", "integer sum", "low rank"]
+WAYS = sample(itertools.product(COMPARED, MODES[1:]), frozenset)
 
 
 @pytest.mark.usefixtures("every_platform")
@@ -63,20 +115,38 @@ def test_every_way_of_running_it_agrees(name, mode):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "workers"), SIZES)
-def test_mean_replicas_and_bytes(name, workers):
-    """The mean is that of what was sent, the same bits for all, at the bytes that were promised."""
-    exchange = EXCHANGES[name]
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_the_bytes_of_the_compiled_program_are_those_that_are_promised(name):
+    """Also those over a link, for eight workers; `check_exchange` has others for four."""
+    exchange, workers = EXCHANGES[name], 8
     mean, sent = compiled("shard_map", exchange, workers)(rows(workers))
     np.testing.assert_allclose(mean[0], np.mean(np.asarray(sent, np.float64), 0), atol=1e-5)
     bits = np.asarray(mean).view(np.uint32)
     assert np.all(bits == bits[0])
-    if workers > 1:  # or XLA removes the collectives
-        check_bytes(exchange, workers)
+    check_bytes(exchange, workers)
+
+
+WIDTHS = {"pred": 1, "u8": 1, "s8": 1, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
+LINE = re.compile(r"= (.*?) (all-reduce|all-gather|all-to-all|reduce-scatter)\(", re.ASCII)
+
+
+def bytes_out(text, workers):
+    """What a worker hands over, by the results of collectives; `fg.audit` reads their arguments."""
+    total = 0
+    for kinds, collective in LINE.findall(text):
+        size = sum(
+            WIDTHS[kind] * math.prod(int(n) for n in dims.split(",") if n)
+            for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", kinds)
+        )
+        share = {"all-gather": 1 / workers, "reduce-scatter": workers}.get(collective, 1)
+        total += size * share
+    return total
 
 
 def check_bytes(exchange, workers):
-    found = fg.audit(compiled("shard_map", exchange, workers))
+    program = compiled("shard_map", exchange, workers)
+    found = fg.audit(program)
+    assert sum(c.bytes for c in found) == bytes_out(program.as_text(), workers)
     if isinstance(exchange, fg.Scheduled):
         for branch, (step, _) in enumerate(exchange.schedule):
             here = [c for c in found if c.branch == (branch,)]
@@ -124,41 +194,12 @@ def test_all_parts_travel_together(name):
     )
 
 
-def test_few_votes_are_gathered_together():
-    like = {
-        "a": jax.ShapeDtypeStruct((12, 10), "float32"),
-        "b": jax.ShapeDtypeStruct((8,), "float32"),
-    }
-    init, update = sharded(EXCHANGES["votes"], like=like, bucketing=fg.Bucketing("leaf"))
-    found = fg.audit(update.lower(gradients(like, 4), jax.eval_shape(init, like)).compile())
-    assert [c.kind for c in found] == ["all-gather"]
-
-
-@pytest.mark.parametrize("name", sample(CODECS))
-def test_gathering_is_compressing_and_averaging_at_the_bytes_of_the_codec(name):
-    codec, x, step = CODECS[name], rows(4), fg.Step.of(5)
-    run = compiled("shard_map", fg.AllGather(codec), 4)
-    (only,) = fg.audit(run)
-    assert (only.kind, only.dtype) == ("all-gather", "u32")
-    assert only.bytes == fg.wire_bytes(codec, jnp.ones(N))
-    if "stochastic" in repr(codec):  # which may round a value elsewhere in another program
-        return
-    mean, sent = run(x)
-
-    def alone(row):
-        return fg.decompress(codec, fg.compress(codec, row, step=step), row, step=step)
-
-    alone = jax.jit(jax.vmap(alone))(x)
-    np.testing.assert_allclose(sent, alone, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(mean[0], alone.mean(0), rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["blocked", "levels", "sign", "top-k 6 bits"])
 def test_a_mean_is_the_same_with_and_without_a_loop(name, monkeypatch):
     exchange, x = fg.AllGather(CODECS[name]), rows(4)
-    lowered = [program("shard_map", exchange, 4).lower(x)]
+    lowered = [program("vmap", exchange, 4).lower(x)]
     monkeypatch.setattr(_sum, "LARGE", N // 2)
-    lowered.append(program("shard_map", exchange, 4).lower(x))
+    lowered.append(program("vmap", exchange, 4).lower(x))
     looped, unrolled = (low.as_text().count("stablehlo.while") for low in lowered)
     assert looped == unrolled + 1
     one, other = (low.compile()(x)[0] for low in lowered)
@@ -170,17 +211,17 @@ def test_payloads_that_travel_otherwise_have_the_same_mean(name):
     codec, x, step = CODECS[name], rows(4), fg.Step.of(0)
     step = step._replace(local=step.shared)
 
+    def gathered(x):
+        exchange = fg.AllGather(codec)
+        return exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, step)).mean
+
     @jax.jit
     def both(x):
         payloads = jax.vmap(lambda row: fg.compress(codec, row, step=step))(x)
-        return fg.tools.decompress_mean(codec, payloads, x[0], step=step)
+        mean = fg.tools.decompress_mean(codec, payloads, x[0], step=step)
+        return mean, jax.vmap(gathered, axis_name=AXIS)(x)[0]
 
-    def gathered(x):
-        exchange = fg.AllGather(codec)
-        return exchange.mean(x, exchange.init(x), fg.exchanges.Comm("data", step)).mean
-
-    expected = jax.jit(jax.vmap(gathered, axis_name="data"))(x)[0]
-    np.testing.assert_allclose(both(x), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(*both(x), rtol=1e-5, atol=1e-6)
 
 
 SPARSE = {
@@ -201,10 +242,15 @@ SPARSE = {
     ],
 )
 def test_payloads_add_up_at_once_as_one_by_one(codec, monkeypatch):
-    x, total = rows(5), jnp.asarray(values((N,), seed=7))
-    payloads = jax.jit(jax.vmap(lambda row: fg.compress(codec, row)))(x)
-    alone = jax.jit(jax.vmap(lambda payload: fg.decompress(codec, payload, total)))(payloads)
-    expected = total + 0.25 * alone.sum(0)
+    x, total = rows(5), values((N,), seed=7)
+
+    @jax.jit
+    def separately(x):
+        payloads = jax.vmap(lambda row: fg.compress(codec, row))(x)
+        return payloads, jax.vmap(lambda payload: fg.decompress(codec, payload, total))(payloads)
+
+    payloads, alone = separately(x)
+    expected = total + 0.25 * np.asarray(alone).sum(0)
 
     def added(total, payloads):
         return _sum.add_each(codec, total, payloads, 0.25, fg.Step())
@@ -222,9 +268,9 @@ def test_blocked_mean_is_the_numpy_oracle():
     fraction, bits, block, workers = 0.2, 8, 16, 4
     codec = fg.chain(fg.Fft(block=block), fg.TopK(fraction=fraction), fg.RangeFloat(bits=bits))
     x = rows(workers)
-    mean, _ = program("shard_map", fg.AllGather(codec), workers)(x)
+    mean, _ = program("vmap", fg.AllGather(codec), workers)(x)
     total = np.zeros(N)
-    for row in np.asarray(x):
+    for row in x:
         z = reference.fft(row, block)
         keep = reference.top_k(z, reference.kept(fraction, z.size))
         parts = np.concatenate([z[keep].real, z[keep].imag])
@@ -238,33 +284,10 @@ def test_blocked_mean_is_the_numpy_oracle():
     assert np.linalg.norm(mean[0] - total / workers) <= 0.02 * np.linalg.norm(total / workers)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("name", sample(EXCHANGES))
-def test_one_bad_worker_is_seen_by_all(name, bad):
-    exchange = EXCHANGES[name]
-    x = rows(4).at[2, 30].set(bad)
-    mean, _ = compiled("shard_map", exchange, 4)(x)
-    assert not np.any(np.all(np.isfinite(mean), axis=1))
-    if isinstance(exchange, fg.AllGather):
-        assert np.all(np.isnan(mean))
-
-
-def test_a_fixed_range_cannot_hide_divergence_in_an_exchange():
-    exchange = fg.AllGather(CODECS["range float fixed"])
-    mean, _ = program("shard_map", exchange, 4)(rows(4).at[1, 3].set(np.nan))
-    assert np.all(np.isnan(mean))
-
-
-@pytest.mark.parametrize("levels", [1, 7])
-def test_what_is_sent_of_integers_averages_to_the_mean(levels):
-    mean, sent = program("vmap", fg.QuantizedAllReduce(workers=4, levels=levels), 4)(rows(4))
-    np.testing.assert_allclose(np.asarray(sent, np.float64).mean(0), mean[0], rtol=1e-5, atol=1e-6)
-
-
 def test_dividing_first_keeps_a_large_mean_finite():
-    x = jnp.full((4, 10), 3e38)
+    x = np.full((4, 10), 3e38, np.float32)
     for exchange in (fg.AllReduce(), fg.AllGather(fg.Identity()), fg.AllGather(fg.TopK(k=3))):
-        mean, _ = program("shard_map", exchange, 4)(x)
+        mean, _ = program("vmap", exchange, 4)(x)
         np.testing.assert_allclose(np.max(mean), 3e38, rtol=1e-6)
 
 
@@ -283,28 +306,6 @@ def test_any_number_of_workers_costs_one_inverse_transform(name, transforms):
 
     text = everywhere("shard_map", mean, 8).lower(rows(8)).as_text()
     assert {what: text.count(what) for what in transforms} == transforms
-
-
-@pytest.mark.parametrize(
-    ("exchange", "scale"),
-    [
-        (fg.AllGather(fg.codecs.FixedRangeFloat(bits=8, maximum=1.0)), 1.0),
-        (fg.AllGather(fg.Fft(half=True)), 1e5),
-        (fg.AllGather(fg.Cast("float16")), 1e5),
-        (fg.AllReduce(fg.Fft(half=True)), 1e5),
-        (fg.LeaderTopK(fg.chain(fg.Fft(half=True), fg.TopK(k=4))), 1e5),
-    ],
-    ids=repr,
-)
-def test_overflow_is_counted_over_all_workers(exchange, scale):
-    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
-
-    def twice(x):
-        _, state = tx.update(x, tx.init(x))
-        return tx.update(x, state)[1].overflow
-
-    x = jnp.zeros((4, 10)).at[1, :3].set(2.0 * scale).at[3, 0].set(-5.0 * scale)
-    assert everywhere("shard_map", twice, 4)(x).tolist() == [8, 8, 8, 8]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -357,13 +358,6 @@ def test_after_the_largest_int32_step_no_schedule_starts_again():
     assert seen == [2**30, 2**30 + 1, 2**30 + 2]
 
 
-def test_all_reduce_refuses_what_cannot_be_summed():
-    with pytest.raises(ValueError, match=r"use AllGather\(TopK\(k=3\)\)"):
-        fg.AllReduce(fg.TopK(k=3))
-    with pytest.raises(ValueError, match="use TwoStage"):
-        fg.AllReduce(fg.Cast("bfloat16"))
-
-
 @pytest.mark.parametrize(
     ("name", "check_vma"),
     sample(
@@ -394,21 +388,15 @@ def test_piecewise_switches_at_the_step_in_one_program():
         {4: fg.AllGather(fg.TopK(k=1)), 0: fg.AllReduce(), 2: fg.AllGather(fg.TopK(k=5))}
     )
     assert [step for step, _ in schedule.schedule] == [0, 2, 4]
-    x = rows(4)
-    traces = []
 
-    def steps(x):
-        traces.append(1)
-        state = schedule.init(x)
-        nonzero = []
-        for count in range(6):
-            out = schedule.mean(x, state, fg.exchanges.Comm(AXIS, fg.Step.of(0, count)))
-            state = out.state
-            nonzero.append(jnp.sum(out.error != x))
-        return jnp.stack(nonzero)
+    def step(x, count):
+        out = schedule.mean(x, schedule.init(x), fg.exchanges.Comm(AXIS, fg.Step.of(0, count)))
+        return jnp.sum(out.error != x)
 
-    assert everywhere("shard_map", steps, 4)(x)[0].tolist() == [N, N, 5, 5, 1, 1]
-    assert len(traces) == 1
+    run = everywhere("shard_map", step, 4)
+    sent = [int(run(rows(4), np.full(4, count, np.int32))[0]) for count in range(6)]
+    assert sent == [N, N, 5, 5, 1, 1]
+    assert run._cache_size() == 1
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -436,18 +424,16 @@ def test_low_rank_and_gathered_steps_lose_nothing_in_one_program(check_vma):
 
 def test_what_stays_behind_is_counted_of_the_leader_alone():
     """All values of worker 0 pass its threshold, which is more than a message holds."""
-    rows = jnp.asarray(values((4, 120))).at[0].set(1.0)
-    counts = []
-    for leader in range(4):
-        exchange = fg.LeaderTopK(fg.Threshold(fraction=0.05), leader)
+    rows = values((4, 120))
+    rows[0] = 1.0
 
-        def count(row, exchange=exchange):
-            return exchange.mean(
-                row, exchange.init(row), fg.exchanges.Comm(AXIS, fg.Step.of(0))
-            ).stats.overflow
+    def counts(row):
+        exchanges = [fg.LeaderTopK(fg.Threshold(fraction=0.05), leader) for leader in range(4)]
+        comm = fg.exchanges.Comm(AXIS, fg.Step.of(0))
+        return [e.mean(row, e.init(row), comm).stats.overflow for e in exchanges]
 
-        counts.append(everywhere("shard_map", count, 4)(rows).tolist())
-    assert counts == [[120 - 12] * 4, [0] * 4, [0] * 4, [0] * 4]
+    found = [count.tolist() for count in everywhere("vmap", counts, 4)(rows)]
+    assert found == [[120 - 12] * 4, [0] * 4, [0] * 4, [0] * 4]
 
 
 def test_a_fixed_leader_leads_always():
@@ -460,52 +446,8 @@ def test_a_fixed_leader_leads_always():
             row, first.state, fg.exchanges.Comm(AXIS, fg.Step.of(0, 1))
         ).mean
 
-    for mean in everywhere("shard_map", twice, 2)(x):
+    for mean in everywhere("vmap", twice, 2)(x):
         assert mean[0].tolist() == [0.0, 1.5]
-
-
-@pytest.mark.parametrize(
-    ("leader", "error"), [("first", TypeError), (-1, ValueError), (7, ValueError)]
-)
-def test_the_leader_is_checked(leader, error):
-    def mean(row):
-        exchange = fg.LeaderTopK(fg.TopK(k=1), leader)
-        return exchange.mean(row, exchange.init(row), fg.exchanges.Comm(AXIS, fg.Step.of(0))).mean
-
-    with pytest.raises(error, match=r"LeaderTopK\(leader\): must be .*lead in turn"):
-        everywhere("vmap", mean, 2)(jnp.ones((2, 3)))
-
-
-@pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
-def test_exchanges_are_values(exchange):
-    rooms = fg.codecs, fg.exchanges, fg.contrib.votes, learned, fg
-    same = eval(repr(exchange), {name: v for room in rooms for name, v in vars(room).items()})
-    assert same == exchange
-    assert hash(same) == hash(exchange)
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "remedy"),
-    [
-        (lambda: fg.Scheduled({}), ValueError, "0: AllReduce"),
-        (lambda: fg.Scheduled({3: fg.AllReduce()}), ValueError, "0: AllReduce"),
-        (
-            lambda: fg.Scheduled({-1: fg.AllReduce(), 0: fg.AllReduce()}),
-            ValueError,
-            "must be at least 0",
-        ),
-        (lambda: fg.Scheduled({0: fg.TopK(k=1)}), TypeError, "AllGather"),
-        (lambda: fg.wire_bytes(EXCHANGES["warm-up"], jnp.ones(9)), ValueError, "exchange.at"),
-    ],
-)
-def test_bad_schedules_are_answered_with_the_remedy(make, error, remedy):
-    with pytest.raises(error, match=remedy):
-        make()
-
-
-def test_gradients_of_the_table_differ_between_workers():
-    (leaf,) = jax.tree.leaves(gradients({"w": jax.ShapeDtypeStruct((9,), "float32")}, 3))
-    assert len({row.tobytes() for row in np.asarray(leaf)}) == 3
 
 
 def test_equal_rules_are_made_for_the_same_parts():
@@ -528,10 +470,10 @@ def test_a_step_without_a_gradient_does_not_end_low_rank():
         out = exchange.mean(x, state, fg.exchanges.Comm("data"))
         return out.mean, out.state
 
-    state = jax.tree.map(lambda a: jnp.stack([a] * 4), exchange.init(whole))
+    state = jax.tree.map(lambda a: np.stack([a] * 4), exchange.init(whole))
     run = jax.jit(jax.vmap(step, axis_name="data"))
     for scale in (0.0, 1.0, 0.0, 1.0):
-        mean, state = run(jnp.stack([scale * whole] * 4), state)
+        mean, state = run(np.stack([np.float32(scale) * whole] * 4), state)
         np.testing.assert_allclose(mean[0], scale * whole, atol=1e-4)
 
 

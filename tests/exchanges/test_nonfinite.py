@@ -11,32 +11,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CODECS, EXCHANGES, HIDES_NONFINITE, MEMORIES, drawn, values
+from cases import (
+    CODECS,
+    EVERY_CASE,
+    EXCHANGES,
+    HIDES_NONFINITE,
+    MEMORIES,
+    SLOW,
+    drawn,
+    one_of_each,
+    values,
+)
+from messages import draws, gathered
 from parallel import AXIS, everywhere, train_step
 
 import fftgrad as fg
 
-WORKERS = 4
+WORKERS, N = 4, 5_000
 STEP = fg.Step.of(3)
 BAD = [np.nan, np.inf, -np.inf]
 
-SINGLE = {name: codec for name, codec in CODECS.items() if not repr(codec).startswith("chain")}
-CHAINS = {name: codec for name, codec in CODECS.items() if name not in SINGLE}
+SINGLE = [name for name, codec in CODECS.items() if not repr(codec).startswith("chain")]
 # `AllGather` of one codec is a row of the codecs.
 OTHERS = {name: e for name, e in EXCHANGES.items() if not isinstance(e, fg.AllGather)}
 # These make numbers of it, so that an owner knows it from the headers alone.
 HIDING = {f"owners, {name}": fg.TwoStage(CODECS[name], WORKERS) for name in sorted(HIDES_NONFINITE)}
-
-
-def rows_of(table, default, slow, names=None):
-    """Each row of a table with each of its sizes; by default those of these names at `default`."""
-    slowly = functools.partial(pytest.param, marks=pytest.mark.slow)
-    names = set(table) if names is None else names
-    return [
-        (pytest.param if n in default and name in names else slowly)(row, n, id=f"{name}-{n}")
-        for name, row in table.items()
-        for n in (*default, *slow)
-    ]
+ALONE = OTHERS | HIDING
+SIZES = pytest.mark.parametrize("n", [N, pytest.param(65_537, marks=SLOW)])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -52,150 +53,123 @@ def good(n):
     return values((WORKERS, n))
 
 
-def places(n):
-    """Worker, position and value of what is not finite."""
-    positions = (0, n // 2, n - 1)
-    return [(i % WORKERS, p, bad) for i, p in enumerate(positions) for bad in BAD]
+def rows_for(exchange, n):
+    """Vectors, or matrices for an exchange that leaves vectors dense."""
+    low_rank = isinstance(exchange, fg.PowerSgd | fg.AcpSgd)
+    return good(n)[:, : n // 50 * 50].reshape(WORKERS, -1, 50) if low_rank else good(n)
 
 
-def spoiled(x, worker, position, bad):
-    x = np.array(x)
-    x.reshape(WORKERS, -1)[worker, position] = bad
-    return x
+def spoiled(x):
+    """Rows of all workers with one bad value, and its worker, position and value."""
+    n = x[0].size
+    for worker, position in enumerate((0, n // 2, n - 1)):
+        for bad in BAD:
+            one = np.array(x)
+            one.reshape(WORKERS, -1)[worker, position] = bad
+            yield one, (worker, position, bad)
+
+
+@SIZES
+@pytest.mark.parametrize("name", one_of_each(CODECS))
+def test_gathering_is_averaging_what_a_codec_decodes_to_and_neither_hides_anything(name, n):
+    codec = CODECS[name]
+    mean, sent, own = map(np.asarray, gathered(codec, good(n)))
+    assert np.all(mean == mean[0])
+    np.testing.assert_allclose(mean[0], sent.mean(0), rtol=1e-4, atol=1e-4)
+    if not draws(codec):
+        np.testing.assert_allclose(sent, own, rtol=1e-4, atol=1e-4)
+    for x, (worker, *where) in spoiled(good(n)):
+        mean, _, own = map(np.asarray, gathered(codec, x))
+        assert not np.any(np.all(np.isfinite(mean), axis=1)), where
+        assert name in HIDES_NONFINITE or not np.all(np.isfinite(own[worker])), where
+
+
+@SIZES
+@pytest.mark.parametrize("name", [*one_of_each(OTHERS), *HIDING])
+def test_every_worker_sees_a_bad_value_of_any_worker(name, n):
+    exchange = ALONE[name]
+
+    def mean(x):
+        return exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, STEP)).mean
+
+    rows, run = rows_for(exchange, n), everywhere("vmap", mean, WORKERS)
+    assert np.all(np.isfinite(run(rows)))
+    for x, where in spoiled(rows):
+        seen = np.asarray(run(x)).reshape(WORKERS, -1)
+        assert not np.any(np.all(np.isfinite(seen), axis=1)), where
+
+
+def check_bad_steps(init, update, x):
+    """Each step with a bad value is counted, and leaves the state as it was before."""
+    mean, before = update(jnp.asarray(x), init(x))
+    assert np.all(np.isfinite(mean))
+    assert np.all(np.asarray(before.skipped) == 0)
+    for bad, where in spoiled(x):
+        mean, after = update(jnp.asarray(bad), before)
+        own = np.asarray(mean).reshape(-1, x[0].size)
+        assert not np.any(np.all(np.isfinite(own), axis=1)), where
+        assert np.all(np.asarray(after.skipped) == 1), where
+        for kept in ("memory", "exchange"):
+            pair = (jax.tree.leaves(getattr(state, kept)) for state in (before, after))
+            assert all(map(np.array_equal, *pair)), (kept, where)
 
 
 def vmapped(tx):
     return jax.jit(jax.vmap(tx.init)), everywhere("vmap", lambda g, s: tx.update(g, s), WORKERS)
 
 
-def sharded(tx, like):
-    init, update = train_step(tx, WORKERS, like=like)
-    return lambda x: init(jax.tree.map(lambda rows: rows[0], x)), update
-
-
-def same(a, b):
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return all(np.array_equal(x, y) for x, y in pairs)
-
-
-def wrong_steps(init, update, x):
-    """What is wrong with each step that has a bad value; the step before has none."""
-    mean, before = update(jnp.asarray(x), init(x))
-    assert np.all(np.isfinite(mean))
-    assert np.all(np.asarray(before.skipped) == 0)
-    wrong = []
-    for worker, position, bad in places(x[0].size):
-        mean, after = update(jnp.asarray(spoiled(x, worker, position, bad)), before)
-        own = np.asarray(mean).reshape(-1, x[0].size)
-        checks = {
-            "mean finite": not np.any(np.all(np.isfinite(own), axis=1)),
-            "not counted": np.all(np.asarray(after.skipped) == 1),
-            "memory changed": same(before.memory, after.memory),
-            "exchange changed": same(before.exchange, after.exchange),
-        }
-        if not all(checks.values()):
-            wrong.append((position, bad, [what for what, right in checks.items() if not right]))
-    return wrong
-
-
-@pytest.mark.parametrize(
-    ("codec", "n"), rows_of(CODECS, [5_000], [1_000, 65_537, 1_000_003], drawn(CODECS))
-)
-def test_a_bad_step_of_any_codec_behind_all_gather_leaves_no_trace(codec, n):
-    tx = fg.compressed_pmean(fg.AllGather(codec), fg.ErrorFeedback(), axis_name=AXIS)
-    assert wrong_steps(*vmapped(tx), good(n)) == []
-
-
-@pytest.mark.parametrize(
-    ("exchange", "n"),
-    [
-        *rows_of(OTHERS, [5_000], [1_000, 65_537, 1_000_003], drawn(OTHERS)),
-        *rows_of(HIDING, [5_000], [65_537]),
-    ],
-)
-def test_a_bad_step_of_any_exchange_leaves_no_trace(exchange, n):
-    x = good(n)
-    if isinstance(exchange, fg.PowerSgd | fg.AcpSgd):  # which leave vectors dense
-        x = x[:, : n // 50 * 50].reshape(WORKERS, -1, 50)
-    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
-    assert wrong_steps(*vmapped(tx), x) == []
-
-
-@pytest.mark.parametrize(
-    ("exchange", "n"),
-    rows_of(
-        {"integer sum": fg.QuantizedAllReduce(WORKERS), "dense": fg.AllReduce()},
-        [1_000, 65_537],
-        [1_000_003],
-    ),
-)
+@pytest.mark.parametrize("n", [1_000, 65_537, pytest.param(1_000_003, marks=SLOW)])
+@pytest.mark.parametrize("exchange", [fg.QuantizedAllReduce(WORKERS), fg.AllReduce()], ids=repr)
 def test_a_bad_step_of_a_sum_leaves_no_trace_at_any_size(exchange, n):
     tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
-    assert wrong_steps(*vmapped(tx), good(n)) == []
+    check_bad_steps(*vmapped(tx), good(n))
 
 
-@pytest.mark.parametrize(("memory", "n"), rows_of(MEMORIES, [5_000], [65_537]))
-def test_a_bad_step_leaves_any_memory_as_it_was(memory, n):
+@EVERY_CASE
+@pytest.mark.parametrize("memory", MEMORIES.values(), ids=MEMORIES)
+def test_a_bad_step_leaves_any_memory_as_it_was(memory):
     exchange = fg.AllGather(fg.chain(fg.ChunkTopK(chunk=8), fg.RangeFloat(bits=8)))
-    tx = fg.compressed_pmean(exchange, memory, axis_name=AXIS)
-    assert wrong_steps(*vmapped(tx), good(n)) == []
+    check_bad_steps(*vmapped(fg.compressed_pmean(exchange, memory, axis_name=AXIS)), good(N))
 
 
 MAPPED = ["dense", "led by one", "two stages", "integer sum", "low rank", "low rank in turns"]
 
 
-@pytest.mark.parametrize(
-    ("exchange", "n"), rows_of({name: EXCHANGES[name] for name in MAPPED}, [5_000], [65_537])
-)
-def test_a_bad_step_under_shard_map_leaves_no_trace(exchange, n):
-    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
-    x = good(n)[:, : n // 50 * 50].reshape(WORKERS, -1, 50)
-    assert wrong_steps(*sharded(tx, x[0]), x) == []
+@pytest.mark.parametrize("name", MAPPED)
+def test_a_bad_step_under_shard_map_leaves_no_trace(name):
+    tx = fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS)
+    x = rows_for(fg.PowerSgd(2), N)
+    init, update = train_step(tx, WORKERS, like=x[0])
+    check_bad_steps(lambda x: init(x[0]), update, x)
 
 
-def hidden(codec, n):
-    """Where a codec makes a number of what is not finite."""
-
-    def round_trip(x):
-        return fg.decompress(codec, fg.compress(codec, x, step=STEP), x, step=STEP)
-
-    run = jax.jit(round_trip)
+def large(names):
+    """Rows of names and sizes, of which those of every kind are not slow at 65,537 values."""
+    taken = drawn(names)
     return [
-        (position, bad)
-        for worker, position, bad in places(n)
-        if np.all(np.isfinite(run(spoiled(good(n), worker, position, bad)[worker])))
+        pytest.param(name, n, marks=() if name in taken and n == 65_537 else SLOW)
+        for name, n in itertools.product(names, (1_000, 65_537, 1_000_003))
     ]
 
 
-@pytest.mark.parametrize(
-    ("codec", "n"),
-    [
-        *rows_of(SINGLE, [5_000, 65_537], [1_000, 1_000_003], drawn(SINGLE)),
-        *rows_of(CHAINS, [5_000], [65_537], drawn(CHAINS)),
-    ],
-)
-def test_a_codec_decodes_what_is_not_finite_to_what_is_not_finite(codec, n):
-    if codec in [CODECS[name] for name in HIDES_NONFINITE]:
-        pytest.skip("says that it may hide them")
-    assert hidden(codec, n) == []
+@pytest.mark.parametrize(("name", "n"), large(sorted(set(SINGLE) - HIDES_NONFINITE)))
+def test_a_codec_decodes_what_is_not_finite_to_what_is_not_finite(name, n):
+    @jax.jit
+    def round_trip(x):
+        return fg.decompress(CODECS[name], fg.compress(CODECS[name], x, step=STEP), x, step=STEP)
+
+    for x, (worker, *where) in spoiled(good(n)):
+        assert not np.all(np.isfinite(round_trip(x[worker]))), where
 
 
-SELECTORS = {
-    "top-k": fg.TopK(fraction=0.01),
-    "chunk top-k": fg.ChunkTopK(chunk=50),
-}
-
-
-@pytest.mark.parametrize(("selector", "n"), rows_of(SELECTORS, [5_000, 65_537], [1_000, 1_000_003]))
+@pytest.mark.parametrize("n", [N, 65_537, pytest.param(1_000_003, marks=SLOW)])
+@pytest.mark.parametrize("selector", [fg.TopK(fraction=0.01), fg.ChunkTopK(chunk=50)], ids=repr)
 def test_a_selector_keeps_a_nan_where_it_is_and_spoils_nothing_else(selector, n):
     """Whatever sorting, comparing and argmax make of a NaN on this machine."""
-
-    def round_trip(x):
-        return fg.decompress(selector, fg.compress(selector, x), x)
-
-    run = jax.jit(round_trip)
+    run = jax.jit(lambda x: fg.decompress(selector, fg.compress(selector, x), x))
     for position, bad in itertools.product((0, n // 2, n - 1), (np.nan, -np.nan)):
-        x = spoiled(good(n), 0, position, bad)[0]
+        x = np.array(good(n)[0])
+        x[position] = bad
         y = np.asarray(run(x))
         assert np.flatnonzero(np.isnan(y)).tolist() == [position]
         others = np.flatnonzero(np.nan_to_num(y))

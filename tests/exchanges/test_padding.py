@@ -69,7 +69,7 @@ NO_ZERO = {
 }
 
 
-@pytest.mark.parametrize("n", [1_001, 1_007, 1_008])
+@pytest.mark.parametrize("n", [1_001, 1_007])
 @pytest.mark.parametrize("codec", NO_ZERO.values(), ids=NO_ZERO)
 def test_the_last_shard_of_two_stages_is_treated_as_the_first(codec, n):
     tx = fg.compressed_pmean(
@@ -103,7 +103,7 @@ SLOW = {
 }
 
 
-@pytest.mark.parametrize("n", [1_001, 1_005, 1_008])
+@pytest.mark.parametrize("n", [1_001, 1_005])
 @pytest.mark.parametrize("slow", SLOW.values(), ids=SLOW)
 def test_the_last_piece_of_a_hierarchy_is_treated_as_the_first(slow, n):
     tx = fg.compressed_pmean(fg.Hierarchical("fast", 4, slow), axis_name=("slow", "fast"))
@@ -122,7 +122,7 @@ def test_shards_of_nothing_but_padding_lose_nothing(codec, n):
     )
     step = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
     rows = np.random.default_rng(n).standard_normal((8, n)).astype(np.float32)
-    state = jax.jit(jax.vmap(tx.init))(jnp.asarray(rows))
+    state = jax.jit(jax.vmap(tx.init))(rows)
     applied = np.zeros(n)
     for _ in range(6):
         mean, state = step(rows, state)

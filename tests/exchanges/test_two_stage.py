@@ -1,7 +1,6 @@
 """What the codecs of two stages remember is kept, for each shard and for its owner."""
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ def steps(exchange, rows):
 
 def test_a_threshold_of_two_stages_serves_for_its_steps():
     exchange = fg.TwoStage(fg.Threshold(fraction=0.1, reuse=3), WORKERS)
-    rows = [jnp.asarray(values((WORKERS, 80)) / (1 + t)) for t in range(4)]
+    rows = [values((WORKERS, 80)) / (1 + t) for t in range(4)]
     states = steps(exchange, rows)
     for stage in (0, 1):
         found = [state.own.worker_rows.rows[stage][0] for state in states]
@@ -56,24 +55,14 @@ def test_the_bytes_over_a_link_are_those_of_the_codec_for_any_number_of_workers(
     assert dense / two == pytest.approx(25, rel=0.05)
 
 
-def equations(jaxpr):
-    """How many a program has, those of its inner programs too."""
-    inner = jax.tree.leaves([list(e.params.values()) for e in jaxpr.eqns], is_leaf=is_program)
-    programs = [getattr(p, "jaxpr", p) for p in inner if is_program(p)]
-    return len(jaxpr.eqns) + sum(map(equations, programs))
-
-
-def is_program(node):
-    return isinstance(node, jax.extend.core.Jaxpr | jax.extend.core.ClosedJaxpr)
-
-
 def test_the_program_does_not_grow_with_the_workers():
     def size(workers):
         exchange = fg.TwoStage(fg.Budget(ratio=25), workers)
         tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
         x = jnp.zeros((workers, 1 << 12))
         state = jax.eval_shape(jax.vmap(tx.init), x)
-        return equations(jax.make_jaxpr(jax.vmap(tx.update, axis_name=AXIS))(x, state).jaxpr)
+        program = jax.make_jaxpr(jax.vmap(tx.update, axis_name=AXIS))(x, state)
+        return len(str(program).splitlines())
 
     assert size(4) == pytest.approx(size(64), rel=0.01)
 
@@ -97,5 +86,5 @@ def test_a_loss_beyond_float32_does_not_stay_in_the_residual():
     update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
     rows = values((WORKERS, 80))
     large = np.float32(3e38) * np.sign(rows) * (0.5 + 0.5 * np.abs(rows) / np.abs(rows).max())
-    _, state = update(jnp.asarray(large), jax.vmap(tx.init)(rows))
+    _, state = update(large, jax.jit(jax.vmap(tx.init))(rows))
     assert np.all(np.isfinite(state.memory.worker_rows.residual))

@@ -25,38 +25,43 @@ DION = fg.methods.scale_by_dion(rank=RANK, dense=("embed",))
 
 
 def zeros(like=LIKE):
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
 
 
 def bits(tree):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
 
 
-def run(tx, steps, like=LIKE, state=None, first=0, scale=1.0):
+@functools.cache
+def compiled(tx=DION):
+    """`init` and `update` for `LIKE`."""
+    return train_step(tx, WORKERS, like=LIKE)
+
+
+def run(tx=DION, steps=3, scale=1.0):
     """The updates of some steps, and the state after them."""
-    init, update = train_step(tx, WORKERS, like=like)
-    state = init(zeros(like)) if state is None else state
-    out = []
-    for seed in range(first, first + steps):
-        grads = jax.tree.map(lambda g: scale * g, gradients(like, WORKERS, seed))
+    init, update = compiled(tx)
+    state, out = init(zeros()), []
+    for seed in range(steps):
+        grads = jax.tree.map(lambda g: np.float32(scale) * g, gradients(LIKE, WORKERS, seed))
         updates, state = update(grads, state)
         out.append(updates)
     return out, state
 
 
-@pytest.mark.parametrize(("name", "fan_in", "fan_out"), [("conv", 36, 8), ("wide", 12, 40)])
-def test_an_update_has_columns_of_one_length_whatever_that_of_the_gradient(name, fan_in, fan_out):
+def test_an_update_has_columns_of_one_length_whatever_that_of_the_gradient():
     """||√(out / in) P Qᵀ||² is the rank times out / in, and the last axis is out."""
-    for update in run(DION, 3)[0]:
-        found = np.linalg.norm(np.asarray(update[name], np.float64)) ** 2
-        np.testing.assert_allclose(found, RANK * fan_out / fan_in, rtol=1e-5)
-        assert np.linalg.matrix_rank(update[name].reshape(fan_in, fan_out), rtol=1e-4) == RANK
+    for update in run()[0]:
+        for name, fan_in, fan_out in (("conv", 36, 8), ("wide", 12, 40)):
+            matrix = np.asarray(update[name], np.float64).reshape(fan_in, fan_out)
+            np.testing.assert_allclose(np.sum(matrix**2), RANK * fan_out / fan_in, rtol=1e-5)
+            assert np.linalg.matrix_rank(matrix, rtol=1e-4) == RANK
 
 
 @pytest.mark.parametrize("scale", [2.0**70, 2.0**-70])
 def test_gradients_whose_squares_no_float_holds_give_the_same_directions(scale):
-    plain, _ = run(DION, 3)
-    scaled, _ = run(DION, 3, scale=scale)
+    plain, _ = run()
+    scaled, _ = run(scale=scale)
     for one, other in zip(plain, scaled, strict=True):
         np.testing.assert_allclose(other["wide"], one["wide"], rtol=1e-4, atol=1e-4)
 
@@ -70,18 +75,10 @@ def test_what_is_named_and_what_is_no_matrix_goes_through_the_others():
         np.testing.assert_allclose(update[name], wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_two_sums_of_the_bytes_that_are_said():
-    init, update = train_step(DION, WORKERS, like=LIKE)
-    found = fg.audit(update.lower(gradients(LIKE, WORKERS), init(zeros())).compile())
-    others = 7 + 40 * 12
-    assert [c.kind for c in found] == ["all-reduce"] * 2
-    assert [c.bytes for c in found] == [4 * (RANK * (36 + 12) + others), 4 * RANK * (8 + 40)]
-
-
 def test_without_a_gradient_nothing_moves_and_the_next_one_is_found():
-    init, update = train_step(DION, WORKERS, like=LIKE)
+    init, update = compiled()
     state = init(zeros())
-    still, state = update(jax.tree.map(jnp.zeros_like, gradients(LIKE, WORKERS)), state)
+    still, state = update(jax.tree.map(np.zeros_like, gradients(LIKE, WORKERS)), state)
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(still))
     again, _ = update(gradients(LIKE, WORKERS), state)
     first, _ = update(gradients(LIKE, WORKERS), init(zeros()))
@@ -89,14 +86,14 @@ def test_without_a_gradient_nothing_moves_and_the_next_one_is_found():
         np.testing.assert_allclose(again[name], first[name], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("name", LIKE)
-def test_a_bad_step_gives_no_update_and_leaves_no_trace(name, bad):
-    init, update = train_step(DION, WORKERS, like=LIKE)
+def test_a_bad_step_gives_no_update_and_leaves_no_trace(name):
+    init, update = compiled()
     _, state = update(gradients(LIKE, WORKERS), init(zeros()))
     grads = gradients(LIKE, WORKERS, seed=1)
-    place = (2, *(side // 2 for side in LIKE[name].shape))
-    updates, after = update({**grads, name: grads[name].at[place].set(bad)}, state)
+    spoiled = np.array(grads[name])
+    spoiled[(2, *(side // 2 for side in LIKE[name].shape))] = np.inf
+    updates, after = update({**grads, name: spoiled}, state)
     assert all(np.all(np.isnan(leaf)) for leaf in jax.tree.leaves(updates))
     assert int(after.pmean.skipped) == 1
     kept = ("memory", "exchange")
@@ -114,7 +111,7 @@ def test_narrow_parameters_have_a_wide_state():
     """What rounding drops of a direction goes nowhere: it would be no gradient."""
     narrow = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, "bfloat16"), LIKE)
     init, update = train_step(DION, WORKERS, like=narrow)
-    wide_init, wide_update = train_step(DION, WORKERS, like=LIKE)
+    wide_init, wide_update = compiled()
     state, wide = init(zeros(narrow)), wide_init(zeros())
     for seed in range(3):
         grads = gradients(narrow, WORKERS, seed)
@@ -137,7 +134,7 @@ def momenta(state):
 
 @pytest.mark.parametrize("workers", [3, 6])
 def test_another_number_of_workers_goes_on_with_the_mean_of_the_momenta(workers):
-    _, state = run(DION, 3)
+    _, state = run()
     fresh = fg.init_state(DION, zeros(), mesh_of(workers), AXIS)
     resharded = fg.checkpoint.reshard_state(state, fresh).state
     for name, rows in momenta(resharded).items():

@@ -8,9 +8,9 @@ import numpy as np
 import optax
 import pytest
 import reference_methods as oracles
-from cases import METHODS, gradients, values
+from cases import EVERY_CASE, METHODS, gradients, values
 from jax.sharding import PartitionSpec as P
-from parallel import AXIS, everywhere, mesh_of, train_step
+from parallel import AXIS, mesh_of, train_step
 
 import fftgrad as fg
 from fftgrad.methods._recipes import RedSyncRule, ScaleComRule
@@ -145,20 +145,32 @@ EVEN = {"scale_by_one_bit_adam"}
 """Those that are tested where the number of values is a multiple of that of workers."""
 
 
-@functools.cache
+OWN_ADAM = {"scale_by_dion", "feedback_adam", "feedback_muon"}
+"""Optax's Adam takes a power of a float and a count, which strict promotion refuses."""
+LOW_RANK = {"acp_sgd", "scale_by_dion", "power_sgd"}
+"""Their updates show only the mean of what the workers keep."""
+
+
 def compiled(name):
-    """The shapes of a row's gradients, its `init` and its `update`."""
+    """The shapes of a row's gradients, its `init` and its `update` on all workers."""
     method = ORACLES[name][0]
     tx = pmean(method) if isinstance(method, fg.Recipe) else method
     like = {**LIKE, "last": jax.ShapeDtypeStruct((8,), "float32")} if name in EVEN else LIKE
-    return like, *train_step(tx, 4, like=like)
+
+    def update(grads, state):
+        with jax.numpy_dtype_promotion("standard" if name in OWN_ADAM else "strict"):
+            return tx.update(grads, state)
+
+    mapped = functools.partial(jax.vmap, axis_name=AXIS)
+    return like, jax.jit(mapped(tx.init)), jax.jit(mapped(update))
 
 
+@EVERY_CASE
 @pytest.mark.parametrize("name", ORACLES)
 def test_twenty_steps_on_four_workers_are_the_papers(name):
     _, make, tolerance = ORACLES[name]
     oracle, (like, init, update) = make(), compiled(name)
-    state = init(jax.tree.map(lambda s: jnp.zeros(s.shape), like))
+    state = init(jax.tree.map(lambda s: np.zeros((4, *s.shape), np.float32), like))
     for step in range(20):
         grads = gradients(like, 4, seed=step)
         got, state = update(grads, state)
@@ -166,28 +178,23 @@ def test_twenty_steps_on_four_workers_are_the_papers(name):
         rows = [{n: g[w].astype(np.float64) for n, g in grads.items()} for w in range(4)]
         expected = oracle(rows)
         for leaf in LIKE:
+            assert got[leaf].tobytes() == 4 * got[leaf][0].tobytes()
+            one = got[leaf][0]
             if tolerance:
-                error = np.linalg.norm(got[leaf] - expected[leaf])
+                error = np.linalg.norm(one - expected[leaf])
                 assert error <= tolerance * np.linalg.norm(expected[leaf]), (step, leaf)
             else:  # signs: of what is not zero up to rounding
                 sure = np.abs(getattr(oracle, "mean", expected)[leaf]) > 1e-5
-                np.testing.assert_array_equal(got[leaf][sure], expected[leaf][sure])
+                np.testing.assert_array_equal(one[sure], expected[leaf][sure])
+        if name in LOW_RANK and step == 9:
+            check_residuals(getattr(state, "pmean", state), oracle.state, tolerance)
 
 
-@pytest.mark.parametrize("name", ["acp_sgd", "scale_by_dion", "power_sgd"])
-def test_what_each_worker_keeps_is_the_papers(name):
-    """The updates of low rank show the mean of it only."""
-    _, make, tolerance = ORACLES[name]
-    oracle, (_, init, update) = make(), compiled(name)
-    state = init(jax.tree.map(lambda s: jnp.zeros(s.shape), LIKE))
-    for step in range(10):
-        grads = gradients(LIKE, 4, seed=step)
-        _, state = update(grads, state)
-        oracle([{n: np.asarray(g[w], np.float64) for n, g in grads.items()} for w in range(4)])
-    kept = (state.pmean if name == "scale_by_dion" else state).memory.worker_rows.residual
+def check_residuals(state, kept, tolerance):
+    residual = state.memory.worker_rows.residual
     for leaf in ("conv", "head"):
-        for worker, row in enumerate(np.asarray(kept[leaf])):
-            expected = oracle.state[worker][leaf]
+        for row, of_worker in zip(np.asarray(residual[leaf])[:, 0], kept, strict=True):
+            expected = of_worker[leaf]
             assert np.linalg.norm(row - expected) <= tolerance * np.linalg.norm(expected)
 
 
@@ -204,7 +211,7 @@ def test_a_diminishing_theta_changes_the_bytes_not_the_program():
     )
     init, update = train_step(tx, 4, like=like)
     grads = gradients(like, 4)
-    state = init({"w": jnp.zeros(1000)})
+    state = init({"w": np.zeros(1000, np.float32)})
     sent = {c.branch: (c.kind, c.bytes) for c in fg.audit(update.lower(grads, state).compile())}
     assert sent[0,][1] < sent[1,][1] < sent[2,][1]
     assert sent[2,] == ("all-reduce", 4000)
@@ -290,24 +297,6 @@ def test_recovery_by_the_loss():
     assert levels([2.0, np.nan, 2.0, np.inf, 2.0], tolerance=0.1)[0] == [0, 1, 1, 2, 2]
 
 
-@pytest.mark.parametrize(
-    ("make", "remedy"),
-    [
-        (lambda: fg.methods.fft_sparsification(theta=15), r"the paper uses 0\.85"),
-        (lambda: fg.methods.fft_sparsification(theta_schedule={}, recover=(0.5,)), "leave one out"),
-        (lambda: fg.methods.diminishing_theta(0.1, 0.0, 5), "learning_rate_0"),
-        (lambda: fg.methods.recover_by_loss(optax.identity(), 0.0), "use 0.1"),
-        (lambda: fg.methods.scale_by_one_bit_adam(0, 4), "a tenth"),
-        (lambda: fg.methods.terngrad(dense=("x",), workers=4), "leave one out"),
-        (lambda: fg.methods.acp_sgd(rank=0), "rank=2"),
-        (lambda: fg.methods.scale_by_dion(decay=1.0), "use 0.95"),
-    ],
-)
-def test_bad_arguments_are_answered_with_the_remedy(make, remedy):
-    with pytest.raises(ValueError, match=remedy):
-        make()
-
-
 def test_scalecom_chunks_follow_the_work_of_an_element():
     """Above 196 operations 25, above 128 50, below that 400; the first layer dense."""
     flops = {"conv": 196.0, "deep": 130.0, "head": 64.0}
@@ -337,35 +326,10 @@ def test_redsync_selects_by_bytes():
     assert quantized("head/w", part(4096)) == fg.Threshold(0.001, reuse=5)
 
 
-def test_redsync_counts_what_does_not_fit():
-    x = jnp.ones((4, 400))  # all equal: a threshold passes all or none
-    exchange = fg.AllGather(fg.Threshold(fraction=0.05))
-
-    def one(row):
-        return exchange.mean(row, exchange.init(row), fg.exchanges.Comm(AXIS, fg.Step.of(0)))
-
-    out = everywhere("vmap", one, 4)(x)
-    assert int(jnp.sum(out.error[0] != x[0])) == 40
-    assert int(out.stats.overflow[0]) == 4 * 360
-
-
-def test_a_threshold_serves_for_its_steps():
-    codec = fg.Threshold(fraction=0.1, reuse=3)
-    x = jnp.asarray(values((200,)))
-    compress = jax.jit(lambda x, state: codec.compress(x, state, fg.Step()))
-    state = codec.init(x)
-    thresholds = []
-    for step in range(7):
-        *_, state = compress(x / (1 + step), state)
-        thresholds.append(float(state.threshold))
-    assert len(set(thresholds[0:3])) == len(set(thresholds[3:6])) == 1
-    assert thresholds[0] > thresholds[3] > thresholds[6]
-
-
 def test_a_threshold_that_too_many_pass_is_searched_for_again():
     """Or the highest positions of a layer would wait for as long as it serves."""
     codec = fg.Threshold(fraction=0.1, reuse=5)
-    x = jnp.asarray(values((200,)))
+    x = values((200,))
     compress = jax.jit(lambda x, state: codec.compress(x, state, fg.Step()))
     *_, state = compress(x, codec.init(x))
     _, overflow, later = compress(10 * x, state)

@@ -30,22 +30,17 @@ OWN |= {"votes, summed"}
 ALIKE = sorted(set(EXCHANGES) - OWN)
 
 
-def pmean(exchange, axis=AXIS):
-    tx = fg.compressed_pmean(exchange, axis_name=axis)
-
-    def two_steps(x):
-        state = tx.init(x)
-        _, state = tx.update(x, state)
-        return tx.update(x, state)[0]
-
-    return two_steps
-
-
 @pytest.mark.parametrize("name", sample(ALIKE))
 def test_one_of_equal_workers_computes_what_all_of_them_get(name):
+    """In the second step, which has a state."""
     exchange = of_size(EXCHANGES[name], 3)
-    together = everywhere("vmap", pmean(exchange), 3)(np.stack([X, X, X]))
-    alone = jax.jit(_alone.alone(pmean(exchange), {AXIS: 3}))(X)
+    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
+    rows = np.stack([X, X, X])
+    all_of_them = everywhere("vmap", tx.update, 3)
+    _, states = all_of_them(rows, jax.jit(jax.vmap(tx.init))(rows))
+    together, _ = all_of_them(rows, states)
+    state = jax.tree.map(lambda a: a[0], states)
+    alone, _ = jax.jit(_alone.alone(tx.update, {AXIS: 3}))(X, state)
     if isinstance(
         getattr(exchange, "exchange", exchange), fg.TwoStage
     ):  # it has the first shard of all
@@ -79,19 +74,12 @@ NAMES += ("psum_scatter", "psum_scatter tiled", "ppermute")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_collective(name):
     x = np.arange(24, dtype=np.float32).reshape(6, 4)
-    of_all = everywhere("shard_map unchecked", lambda x: collective(name, x), 3)(np.stack([x] * 3))
-    alone = _alone.alone(lambda x: collective(name, x), {AXIS: 3})(x)
-    np.testing.assert_array_equal(alone, of_all[0])
-    (found,) = _collectives.collectives(lambda x: collective(name, x), {AXIS: 3}, x)
+    send, rows = (lambda x: collective(name, x)), np.stack([x] * 3)
+    program = everywhere("shard_map unchecked", send, 3).lower(rows).compile()
+    np.testing.assert_array_equal(jax.jit(_alone.alone(send, {AXIS: 3}))(x), program(rows)[0])
+    (found,) = _collectives.collectives(send, {AXIS: 3}, x)
     (audited,) = (
-        {
-            (c.kind, c.dtype, c.link_bytes(3))
-            for c in fg.audit(
-                everywhere("shard_map unchecked", lambda x: collective(name, x), 3)
-                .lower(np.stack([x] * 3))
-                .compile()
-            )
-        }
+        {(c.kind, c.dtype, c.link_bytes(3)) for c in fg.audit(program)}
         if "all_to_all" not in name
         else {("all-to-all", "f32", found.link_bytes(3))}
     )
