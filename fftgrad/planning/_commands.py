@@ -52,7 +52,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     model("--model", metavar="NAME", help=f"a transformer: {', '.join(_models.MODELS)}")
     model("--layers", type=int, metavar="N", help="layers of a Llama, with --width")
     model("--parameters", metavar="N", help="size of a transformer, such as 25M")
-    model("--params", metavar="FILE", help="an .npz file of parameters, to read shapes")
+    model("--params", metavar="F", help="an .npz file of parameters, to read shapes")
     add = parser.add_argument
     add("--width", type=int, metavar="N", help="width of the model of --layers")
     text = "vocabulary of the model of --layers (default: 32000)"

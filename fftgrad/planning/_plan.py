@@ -227,7 +227,11 @@ class Model(NamedTuple):
             steps=own.to_loss,
             every=own.every,
             whole=own.optimizer is not None,
-            parts=Parts(parts.step, *(part / own.every for part in parts[1:4]), parts.muon),
+            parts=parts._replace(
+                compress=parts.compress / own.every,
+                exchange=parts.exchange / own.every,
+                decompress=parts.decompress / own.every,
+            ),
         )
 
     def break_even(self, way: Way, ways: Sequence[Way]) -> float:

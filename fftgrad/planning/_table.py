@@ -129,9 +129,10 @@ def turning(like: PyTree, largest: int = fg.Eigenbasis(fg.AllReduce()).largest) 
 
 
 def _matrices(like: PyTree) -> list[tuple[int, int]]:
-    numbers = jax.tree.leaves(fg.optimizers.muon_dimensions(like), is_leaf=lambda x: x is None)
-    leaves = jax.tree.leaves(like)
-    pairs = zip(leaves, numbers, strict=False)
+    """The shapes that Muon orthogonalizes."""
+    numbers = fg.optimizers.muon_dimensions(like)
+    is_leaf = lambda x: x is None or isinstance(x, optax.contrib.MuonDimensionNumbers)  # noqa: E731
+    pairs = zip(jax.tree.leaves(like), jax.tree.leaves(numbers, is_leaf=is_leaf), strict=True)
     return [leaf.shape for leaf, own in pairs if own is not None and len(leaf.shape) == 2]
 
 
