@@ -97,7 +97,8 @@ def counted(
             out_shardings=placed,
             donate_argnums=1 if cut is _alone.alone else (),
         )
-        found = Program(run.lower(like, state, like).compile().as_text()).cost()
+        compiled: Any = run.lower(like, state, like).compile()
+        found = Program(compiled.as_text()).cost()
         return np.asarray([found.traffic, found.kernels])
 
     tx = row.transformation("data")
