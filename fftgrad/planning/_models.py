@@ -31,7 +31,7 @@ def model(name: str) -> PyTree:
         )
     layers, width, vocabulary = MODELS[name]
     if name.startswith("gpt2"):
-        shapes = {"wte": (vocabulary, width), "wpe": (1024, width), "norm": (2, width)}
+        shapes = {"wte": (vocabulary, width), "wpe": (1024, width), "norm": (2 * width,)}
         own = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width)}
         return _shapes(shapes | {"layers": [own | {"down": (4 * width, width)}] * layers})
     return transformer(layers, width, vocabulary)
