@@ -7,9 +7,11 @@ in an environment of its own:
 
     pip install -e ".[bench]" "jax[cuda12]==$(python -c 'import jax; print(jax.__version__)')"
     python benchmarks/programs.py
+    python benchmarks/programs.py --plan  # fftgrad/planning/programs.json, for plans
 """
 
 import argparse
+import datetime
 import functools
 import importlib.util
 import os
@@ -48,6 +50,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument("--layers", type=int, default=LAYERS, help="of the step: one bucket each")
     parser.add_argument("--out", type=pathlib.Path, default=HERE / "results/programs")
+    parser.add_argument("--plan", action="store_true", help="count the rows of a plan only")
     args = parser.parse_args()
     args.out = args.out.expanduser()
     return args
@@ -78,7 +81,7 @@ import jax.numpy as jnp  # noqa: E402  (after the settings)
 import numpy as np  # noqa: E402  (after the settings)
 import optax  # noqa: E402  (after the settings)
 from _hlo import Program  # noqa: E402  (after the settings)
-from _record import head, table, write  # noqa: E402  (after the settings)
+from _record import ROOT, head, table, write  # noqa: E402  (after the settings)
 from jax.experimental import topologies  # noqa: E402  (after the settings)
 from jax.sharding import (  # noqa: E402  (after the settings)
     AxisType,
@@ -318,9 +321,29 @@ def step_facts(
     return facts(jitted, params, jax.tree.map(placed, like, specs), batch)
 
 
+def plan_rows(device: Any) -> None:
+    """Writes the table of programs from which a plan for an accelerator answers."""
+    import timings  # imports JAX, so after the settings
+
+    rows: list[dict[str, Any]] = []
+    for row in fg.planning.candidates(timings.squares(ARGS.values), WORKERS):
+        # More than 8 payloads are decoded in a loop, which moves more bytes.
+        workers = 16 if isinstance(row.recipe.exchange, fg.AllGather) else WORKERS
+        first, whole = timings.counted(row, ARGS.values, workers, device)
+        after = [max(0.0, a - b) for a, b in zip(whole, first, strict=True)]
+        point = [ARGS.values, workers, first[0], after[0], first[1], after[1]]
+        rows.append({"name": row.name, "points": [point]})
+    today = datetime.date.today().isoformat()
+    record = head() | {"date": today, "target": "h100", "rows": rows}
+    write(ROOT / "fftgrad/planning/programs.json", record, "rows")
+
+
 def main() -> None:
     """Compiles everything, prints tables and writes JSON."""
     devices, console = topology().devices, Console()
+    if ARGS.plan:
+        plan_rows(devices[0])
+        return
     codecs = codec_rows(devices)
     cells = [[r["codec"], r["way"], f"{r['temporary_bytes'] / 1e6:.0f}", *costs(r)] for r in codecs]
     console.print(table("Codecs", ("", "", "temporary MB", *COSTS), cells))

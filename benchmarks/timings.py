@@ -4,9 +4,14 @@ Each is timed as one of so many workers, at a few sizes: `fftgrad/planning/timin
 a plan answers at once. Nothing else may run meanwhile.
 
     python benchmarks/timings.py
+
+With --check it prints how much longer each row of the table took than reading and writing the bytes
+of its compiled program would. That is the error of plans for accelerators, whose codec times follow
+from bytes and kernels alone.
 """
 
 import dataclasses
+import datetime
 import json
 import math
 import os
@@ -21,8 +26,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from _hlo import Program
 
 import fftgrad as fg
+from fftgrad.planning import _alone
 
 TABLE = _record.ROOT / "fftgrad/planning/timings.json"
 SIZES = ((1 << 16, 16), (1 << 20, 4), (1 << 20, 16), (1 << 22, 16))
@@ -45,16 +52,6 @@ def copy_seconds() -> float:
     return least_seconds(lambda: np.copyto(into, x))
 
 
-def orthogonalizations_per_second(side: int = 512, matrices: int = 4) -> float:
-    """Multiplications and additions of a Muon in a second."""
-    tx = optax.contrib.muon(1.0)
-    keys = jax.random.split(jax.random.key(0), matrices)
-    gradients = [jax.random.normal(key, (side, side)) for key in keys]
-    state = tx.init(gradients)
-    run = jax.jit(lambda g: tx.update(g, state, g)[0])
-    return matrices * 5 * 6 * side**3 / least_seconds(lambda: run(gradients))
-
-
 def squares(values: int) -> dict[str, jax.ShapeDtypeStruct]:
     """A model of so many parameters, as `fftgrad plan --parameters` has it."""
     side = math.isqrt(values // 16)
@@ -63,8 +60,8 @@ def squares(values: int) -> dict[str, jax.ShapeDtypeStruct]:
     return like | {"vector": jax.ShapeDtypeStruct((rest,), jnp.float32)} if rest else like
 
 
-def timing(row: fg.planning.Candidate, values: int, workers: int, seconds: float) -> list[float]:
-    """Of a row; without what a Muon or an eigenbasis takes for matrices, which goes by shapes."""
+def plain(row: fg.planning.Candidate) -> fg.planning.Candidate:
+    """The row without Muon and without an eigenbasis, whose time depends on the matrices."""
     whole = getattr(row.optimizer, "func", row.optimizer)
     if whole in (fg.optimizers.feedback_muon, optax.contrib.muon):
         other = None if row.every > 1 else fg.optimizers.feedback_adam
@@ -73,9 +70,56 @@ def timing(row: fg.planning.Candidate, values: int, workers: int, seconds: float
     if isinstance(exchange, fg.Eigenbasis):
         own = dataclasses.replace(row.recipe, exchange=exchange.exchange)
         row = dataclasses.replace(row, method=own)
+    return row
+
+
+def timing(row: fg.planning.Candidate, values: int, workers: int, seconds: float) -> list[float]:
+    """Values, workers, and the seconds to compress and to decompress."""
+    row = plain(row)
     tx, axes = row.transformation("data"), {"data": workers}
     took = fg.planning.time_exchange(tx, squares(values), axes, seconds=seconds)
     return [values, workers, took.compress, took.decompress]
+
+
+def counted(
+    row: fg.planning.Candidate, values: int, workers: int, device: Any
+) -> tuple[list[float], list[float]]:
+    """Bytes and kernels until the first message and in all, of the program for a device."""
+    row, axes = plain(row), {"data": workers}
+    like = squares(values)
+
+    def cost(tx: Any, cut: Callable[..., Any] = _alone.alone) -> np.ndarray:
+        state = jax.eval_shape(tx.init, like)
+        placed = jax.sharding.SingleDeviceSharding(device)
+        run = jax.jit(
+            cut(tx.update, axes),
+            in_shardings=placed,
+            out_shardings=placed,
+            donate_argnums=1 if cut is _alone.alone else (),
+        )
+        compiled: Any = run.lower(like, state, like).compile()
+        found = Program(compiled.as_text()).cost()
+        return np.asarray([found.traffic, found.kernels])
+
+    tx = row.transformation("data")
+    whole, first = cost(tx), np.zeros(2)
+    if row.every > 1:  # a conditional counts as its cheapest branch, which sends nothing
+        whole = row.every * whole + cost(fg.compressed_pmean(row.recipe, axis_name="data"))
+    else:
+        first = cost(tx, _alone.until_sent)
+    return first.tolist(), whole.tolist()
+
+
+def check() -> None:
+    """Print how much longer each row took than its bytes at the rate of a copy."""
+    table = json.loads(TABLE.read_text())
+    values, workers = SIZES[-1]
+    rate = 8 * (1 << 22) / table["copy_seconds"]
+    rows = {row.name: row for row in fg.planning.candidates(squares(values), workers)}
+    for known in table["rows"]:
+        _, (moved, _) = counted(rows[known["name"]], values, workers, jax.devices()[0])
+        took = sum(known["points"][-1][2:])
+        print(f"{known['name']:30} {took * rate / moved:.2f}", flush=True)
 
 
 def processor() -> str:
@@ -92,9 +136,13 @@ def main() -> None:
         "codecs",
         seconds=(1.0, "to time each row"),
         only=("", "rows whose name contains this; the others stay as they are"),
+        check=(False, "compare the table with the bytes of compiled programs"),
     )
     parser.set_defaults(out=TABLE)
     args = parser.parse_args()
+    if args.check:
+        check()
+        return
     points: dict[str, list[list[float]]] = {}
     for values, workers in SIZES[:1] if args.smoke else SIZES:
         found = fg.planning.candidates(squares(values), workers)
@@ -104,9 +152,9 @@ def main() -> None:
             print(row.name, points[row.name][-1], flush=True)
     record = {
         **_record.head(),
+        "date": datetime.date.today().isoformat(),
         "machine": f"{processor()}, {os.cpu_count()} cores",
         "copy_seconds": copy_seconds(),
-        "muon_flops_per_second": orthogonalizations_per_second(),
         "rows": [{"name": name, "points": own} for name, own in points.items()],
     }
     if args.only:  # in the units of the machine of the table

@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 import fftgrad as fg
 from fftgrad import planning
-from fftgrad.planning import Link, Plan, _bench, _gradients
-from fftgrad.planning._inputs import squares
+from fftgrad.planning import Link, Plan, _bench, _devices, _gradients, _models, _plan
+from fftgrad.planning._plan import below
 from fftgrad.planning._predict import Algorithm
 from fftgrad.planning._text import parse_count, quantity, table, three_digits
 
@@ -29,28 +29,39 @@ RULE = re.compile(r"[\w.]+\(.*?\): ")
 """How an error of the library about an argument begins."""
 
 PLAN = """\
-25 million parameters, 16 workers, links of 1 Gbit/s, steps of 300 ms:
-  fftgrad plan --parameters 25M --workers 16 --bandwidth 1gbit --step 300ms
+a Llama of 1.3 billion parameters on 16 H100s that are joined by 1 Gbit/s:
+  fftgrad plan --model llama:1.3B --workers 16 --bandwidth 1gbit \\
+    --step 1s --device h100
 the shapes of your own model, with codec times of this machine:
   fftgrad plan --params params.npz --workers 16 --bandwidth 1gbit \\
     --step 300ms --measure
 """
 LEGEND = """\
-times       speed; the faster dense row is 1
-codec       time of the codec, and of the optimizer if the row has its own
-link        bytes that leave a worker in a step
-pays below  bandwidth up to which the row is faster than dense
-loss        against dense: "as dense" and "close" with 8 workers on small models
-            not used to choose settings, "check" and "worse" on other models
-order       rows as dense or close that reach the same loss a tenth sooner than
-            dense; dense rows; other rows as dense or close; all others"""
+a step   seconds, with the codec, Muon and the link
+steps    to dense's loss, in units of dense's steps: measured, or the most that
+         the class of the loss needs (close 1.2, check 1.5, worse 2)
+to loss  seconds to the loss that dense reaches in a step; rows are ranked by it
+Muon     its matrix products, if the row has Muon in place of your optimizer
+link     bytes that leave a worker in a step
+why not  "loss": the final loss of small models was not close to dense's, or was
+         close only on tasks that were used to choose settings"""
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_mutually_exclusive_group(required=True).add_argument
-    model("--parameters", metavar="N", help="number of parameters, such as 25M")
-    model("--params", metavar="FILE", help="an .npz file of parameters, to read shapes")
+    model("--model", metavar="NAME", help=f"a transformer: {', '.join(_models.MODELS)}")
+    model("--layers", type=int, metavar="N", help="layers of a Llama, with --width")
+    model("--parameters", metavar="N", help="size of a transformer, such as 25M")
+    model("--params", metavar="F", help="an .npz file of parameters, to read shapes")
     add = parser.add_argument
+    add("--width", type=int, metavar="N", help="width of the model of --layers")
+    text = "vocabulary of the model of --layers (default: 32000)"
+    add("--vocab", type=int, default=_models.VOCABULARY, metavar="N", help=text)
+    text = (
+        f"the device that will train: this, {', '.join(_devices.KNOWN)}, or a file that `fftgrad "
+        "bench` wrote on one like it (default: this, which is measured once)"
+    )
+    add("--device", default="this", metavar="NAME", help=text)
     add("--workers", type=int, required=True, metavar="N", help="number of workers")
     text = "bandwidth of a worker's link, or of its share of one: 100mbit, 1Gbit/s, 125MB/s"
     add("--bandwidth", required=True, metavar="RATE", help=text)
@@ -67,44 +78,57 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--algorithm", choices=get_args(Algorithm), default="fastest", help=text)
     text = "time each codec on this machine; needs minutes, and the memory of the model"
     add("--measure", action="store_true", help=text)
+    add("--png", metavar="FILE", help="draw the parts of each row's time to FILE")
 
 
 def run_plan(args: argparse.Namespace) -> None:
-    """Print the table of a plan, its answer, and the code of the best row."""
-    if args.parameters:
-        params: Any = squares(parse_count("plan(--parameters)", args.parameters))
-    else:
-        params = planning.load_gradients(args.params).trees[0]
+    """Print the table of a plan, its answer, and the code of the recommended row."""
     fast = args.fast and (args.fast, Link(args.fast_bandwidth, args.fast_latency))
     found = planning.plan(
-        params,
+        _shapes(args),
         step=args.step,
         workers=args.workers,
         link=Link(args.bandwidth, args.latency),
         fast=fast,
         algorithm=args.algorithm,
+        device=args.device,
         measure=args.measure,
         tell=lambda name: print(f"timing {name}", file=sys.stderr),
     )
     print(f"{found}\n{LEGEND}\n\n{textwrap.fill(answer(found), 80)}\n\n{found.best.code}")
+    if args.png:
+        _plan.draw(found, args.png)
+
+
+def _shapes(args: argparse.Namespace) -> Any:
+    """The shapes of the model that is asked about."""
+    if args.model:
+        return _models.model(args.model)
+    if args.parameters:
+        return _models.of_size(parse_count("plan(--parameters)", args.parameters))
+    if args.params:
+        return planning.load_gradients(args.params).trees[0]
+    if not args.width:
+        raise ValueError("plan(--width): must be given with --layers, got none; use --width 2048.")
+    return _models.transformer(args.layers, args.width, args.vocab)
 
 
 def answer(found: Plan) -> str:
     """The plan in a sentence or two."""
     best, dense = found.best, found.dense
     if not found.compress:
-        other = min((row for row in found.rows if not row.is_dense), key=lambda row: row.seconds)
+        other = next(row for row in found.rows if not row.is_dense)
         return (
             f"Do not compress: {best.name} takes {quantity(best.seconds, 's')} a step. The fastest "
-            f"compressed row, {other.name}, takes {quantity(other.seconds, 's')} (loss: "
-            f"{other.loss}). A plan recommends a row only if it reaches the same loss a tenth "
-            "sooner, and if its loss was close to dense's on tasks not used to choose settings."
+            f"compressed row to dense's loss, {other.name}, is predicted to take "
+            f"{quantity(other.to_loss, 's')} ({other.why_not})."
         )
     place = f" It goes {best.place}." if best.place else ""
     return (
-        f"{three_digits(best.speed_up)} times as fast as the faster dense row: {best.name} takes "
-        f"{quantity(best.seconds, 's')} a step instead of {quantity(dense.seconds, 's')} "
-        f"({dense.name}). Loss: {best.loss}.{place}"
+        f"{best.name} reaches dense's loss {three_digits(dense.to_loss / best.to_loss)} times "
+        f"sooner than {dense.name}: in {quantity(best.to_loss, 's')} instead of "
+        f"{quantity(dense.to_loss, 's')} for each dense step. Its step is faster up to "
+        f"{below(best.break_even or 0.0)}. Loss: {best.loss}.{place}"
     )
 
 
@@ -131,7 +155,7 @@ def run_analyze(args: argparse.Namespace) -> None:
 
 
 BENCH = """\
-time the codecs, to read or to paste into an issue:
+time the codecs, and write a file of this device for fftgrad plan --device:
   fftgrad bench
   fftgrad bench --sizes 4Mi
 """
@@ -145,9 +169,11 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_bench(args: argparse.Namespace) -> None:
-    """Print the machine, and the times of codecs for each size."""
+    """Print the machine, and the times of codecs for each size. Write its figures for plans."""
     sizes = [parse_count("bench(--sizes)", text) for text in args.sizes.split(",")]
     print(_bench.machine(), flush=True)
+    _devices.measure()
+    print(f"file      {_devices.kept()}, for fftgrad plan --device", flush=True)
     for n in sizes:
         copy, rows = _bench.time_codecs(n, _bench.CODECS, args.seconds)
         print(_bench.show(n, copy, rows), flush=True)

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from fftgrad import _axes
 from fftgrad._axes import AxisName
@@ -15,9 +14,6 @@ from fftgrad.exchanges import _bucketing
 from fftgrad.planning._link import Link
 
 AXIS, SLOW, FAST = "data", "slow", "fast"
-BUCKETS = 8
-"""Buckets that are traced of a larger model."""
-MATRICES = 16
 
 
 class Groups(NamedTuple):
@@ -88,14 +84,6 @@ def count(params: PyTree) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
-def squares(parameters: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """A model of so many parameters: square matrices, and a vector of the rest."""
-    side = math.isqrt(parameters // MATRICES)
-    shapes: dict[str, tuple[int, ...]] = {f"matrix{i}": (side, side) for i in range(MATRICES)}
-    shapes["vector"] = (parameters - MATRICES * side**2,)
-    return {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items() if math.prod(s)}
-
-
 def smaller(params: PyTree, share: float) -> PyTree:
     """A share of a model, with matrices of the same form."""
 
@@ -105,19 +93,6 @@ def smaller(params: PyTree, share: float) -> PyTree:
         return jax.ShapeDtypeStruct(shape, leaf.dtype)
 
     return jax.tree.map(small, params)
-
-
-def part(params: PyTree) -> tuple[PyTree, int]:
-    """A model of few buckets, and how many of it send what this one sends.
-
-    A trace grows with the buckets. They are alike where every matrix is longer than one and cut.
-    """
-    limit = _bucketing.BUCKET_LIMIT
-    times = -(-count(params) // (BUCKETS * limit))
-    matrices = (leaf for leaf in jax.tree.leaves(params) if len(leaf.shape) > 1)
-    if times == 1 or any(math.prod(leaf.shape) <= limit for leaf in matrices):
-        return params, 1
-    return smaller(params, 1 / times), times
 
 
 def heavy_tailed(like: PyTree) -> list[PyTree]:

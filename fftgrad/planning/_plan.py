@@ -1,18 +1,22 @@
-"""Plans: whether compression makes training faster, and which."""
+"""Plans: the exchange that reaches dense's loss first on a device and a link."""
 
 import dataclasses
 import math
+import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, get_args
 
 import jax
+import jax.numpy as jnp
 
+import fftgrad as fg
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_choice, check_count
+from fftgrad.exchanges._bucketing import BUCKET_LIMIT
 from fftgrad.ops._collectives import Collective
-from fftgrad.planning import _inputs, _link, _predict, _table
+from fftgrad.planning import _devices, _inputs, _link, _predict, _table
 from fftgrad.planning._candidates import Candidate, Loss, candidates, check_rows
 from fftgrad.planning._inputs import Groups
 from fftgrad.planning._link import Link
@@ -21,8 +25,7 @@ from fftgrad.planning._text import quantity, table, three_digits
 
 ACCEPTED: tuple[Loss, ...] = ("as dense", "close")
 MARGIN = 0.1
-"""A row comes before the best dense if it is so much faster to the same loss, which is about the
-error of a prediction."""
+"""A recommended row is so much faster than dense, which is about the error of a prediction."""
 SLOWEST, FASTEST = 1e3, 1e13
 """Bytes per second between which a break-even is searched."""
 
@@ -31,20 +34,20 @@ class PlanRow(NamedTuple):
     """The prediction for one candidate. `print(row)` is the code to paste.
 
     Attributes:
-      name: the candidate's.
-      code: the expression that makes it, to put before the optimizer, in its place if it is a whole
-        one, or with local steps around it.
-      seconds: predicted for a step, the mean over steps with and without an exchange.
-      speed_up: steps in the time of one step of the best dense row.
-      link_bytes: that leave a worker over its slow link, each step on average.
-      break_even: the bandwidth in bytes per second up to which it is faster than the best dense. If
-        it is faster over this link, the next break-even above, or inf; if not, the next one below,
-        or 0. None for dense.
-      loss: the class of its final loss in runs of small models with 8 workers, or 4.
-      steps: steps to dense's loss there, in units of dense's steps, if that is known.
+      name: name of the candidate.
+      code: expression that makes it: the first transformation of a chain, a whole optimizer, or
+        local steps around an optimizer.
+      seconds: seconds of a step, the mean over steps with and without an exchange.
+      speed_up: steps in the time of one step of the fastest dense row.
+      link_bytes: bytes that leave a worker over its slow link in a step, on average.
+      break_even: bandwidth in bytes per second up to which a step is faster than the fastest dense
+        one; inf for any link, 0 for none, None for dense.
+      loss: class of the final loss in runs of small models with 4 or 8 workers.
+      steps: steps to dense's loss, in units of dense's steps: measured, or those of the class.
       every: steps between two exchanges.
       whole: True if the code is a whole optimizer instead of the user's.
-      parts: the seconds of a step's parts, with a step's share of an exchange.
+      parts: seconds of a step's parts, with a step's share of an exchange.
+      why_not: reason why the row is not recommended, or "" for the recommended row.
     """
 
     name: str
@@ -58,6 +61,7 @@ class PlanRow(NamedTuple):
     every: int
     whole: bool
     parts: Parts
+    why_not: str = ""
 
     @property
     def is_dense(self) -> bool:
@@ -85,8 +89,7 @@ class Plan(NamedTuple):
     """The result of `fg.planning.plan`. `print(plan)` shows a table.
 
     Attributes:
-      rows: the best first: rows "as dense" or "close" that reach the same loss a tenth sooner than
-        dense, then dense, then other such rows, then the rows of other classes.
+      rows: sorted by the seconds to dense's loss.
       source: the source of the codec times, as a sentence.
     """
 
@@ -95,104 +98,143 @@ class Plan(NamedTuple):
 
     @property
     def best(self) -> PlanRow:
-        """The first row."""
-        return self.rows[0]
+        """The recommended row."""
+        return next(row for row in self.rows if not row.why_not)
 
     @property
     def dense(self) -> PlanRow:
         """The fastest dense row."""
-        return min((row for row in self.rows if row.is_dense), key=lambda row: row.seconds)
+        return next(row for row in self.rows if row.is_dense)
 
     @property
     def compress(self) -> bool:
-        """True if compression pays; if not, the best row is dense."""
+        """True if compression pays; if not, the recommended row is dense."""
         return not self.best.is_dense
 
     def __str__(self) -> str:
-        head = ("exchange", "a step", "times", "codec", "link", "pays below", "loss")
+        head = ("exchange", "a step", "steps", "to loss", "codec", "Muon", "link", "why not")
         cells = [
             (
                 row.name,
                 quantity(row.seconds, "s"),
-                three_digits(row.speed_up),
+                three_digits(row.steps),
+                quantity(row.to_loss, "s"),
                 quantity(row.parts.compress + row.parts.decompress, "s"),
+                quantity(row.parts.muon, "s") if row.parts.muon else "",
                 quantity(row.link_bytes, "B"),
-                below(row.break_even),
-                row.loss,
+                row.why_not or "recommended",
             )
             for row in self.rows
         ]
-        return "\n".join([table(head, cells, (0, 6)), *textwrap.wrap(self.source, 80)])
+        return "\n".join([table(head, cells, (0, 7)), *textwrap.wrap(self.source, 80)])
 
 
-def below(break_even: float | None) -> str:
+def draw(found: Plan, path: str | os.PathLike[str]) -> None:
+    """Draw the parts of each row's time to dense's loss to a PNG file."""
+    from matplotlib.figure import Figure  # only here: the rest works without matplotlib
+
+    rows = found.rows[::-1]
+    figure = Figure(figsize=(9, 0.3 * len(rows) + 1), layout="constrained")
+    axes, left = figure.subplots(), [0.0 for _ in rows]
+    parts = {
+        "the step itself": [row.parts.step for row in rows],
+        "codec": [row.parts.compress + row.parts.decompress for row in rows],
+        "Muon": [row.parts.muon for row in rows],
+    }
+    own = map(sum, zip(*parts.values(), strict=True))
+    parts["waiting for the link"] = [row.seconds - x for row, x in zip(rows, own, strict=True)]
+    for label, seconds in parts.items():
+        widths = [row.steps * x for row, x in zip(rows, seconds, strict=True)]
+        axes.barh([row.name for row in rows], widths, left=left, label=label)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    for place, row in enumerate(rows):
+        said = quantity(row.to_loss, "s") + ("" if row.why_not else ", recommended")
+        axes.text(left[place], place, f" {said}", va="center", fontsize="small")
+    axes.set(xlabel="seconds to the loss of a dense step", xlim=(0, 1.25 * max(left)))
+    axes.legend(loc="upper right", frameon=False)  # beside the shortest bars
+    figure.savefig(path, dpi=150, format="png")
+
+
+def below(break_even: float) -> str:
     """A break-even in bits per second, or in words."""
-    if break_even is None:
-        return ""
-    if not break_even:
-        return "never"
-    return "any link" if math.isinf(break_even) else quantity(8 * break_even, "bit/s")
+    return "any bandwidth" if math.isinf(break_even) else quantity(8 * break_even, "bit/s")
 
 
 def sort(rows: Sequence[PlanRow]) -> tuple[PlanRow, ...]:
-    """Sort rows as a plan has them, the best first."""
-    best_dense = min(row.seconds for row in rows if row.is_dense)
+    """Sort rows by their seconds to dense's loss, and say why all but one are not recommended."""
+    ranked = sorted(rows, key=lambda row: row.to_loss)
+    best = dense = next(row for row in ranked if row.is_dense)
+    for row in ranked:
+        if row.loss in ACCEPTED and row.to_loss * (1 + MARGIN) < dense.to_loss:
+            best = row
+            break
 
-    def place(row: PlanRow) -> tuple[int, float]:
-        if row.is_dense:
-            return 1, row.seconds
-        if row.loss not in ACCEPTED:
-            return 3, row.to_loss
-        return (0 if row.to_loss * (1 + MARGIN) < best_dense else 2), row.to_loss
+    def why_not(row: PlanRow) -> str:
+        if row is best:
+            return ""
+        if not row.is_dense and row.loss not in ACCEPTED:
+            return row.loss if row.loss == "not measured" else f"loss: {row.loss}"
+        return "slower" if row.to_loss >= best.to_loss else f"under {MARGIN:.0%} faster"
 
-    return tuple(sorted(rows, key=place))
+    return tuple(row._replace(why_not=why_not(row)) for row in ranked)
+
+
+class Way(NamedTuple):
+    """A row, its codec time, and its traffic from one exchange to the next."""
+
+    row: Candidate
+    timing: Timing
+    collectives: tuple[Collective, ...]
+    times: int = 1  # how often they are sent
+    buckets: int = 1  # messages, all but the last of which overlap the backward pass
 
 
 class Model(NamedTuple):
-    """The inputs of all predictions of a plan; timings and traffic by the names of rows."""
+    """The inputs that all predictions of a plan share."""
 
     step: float
     link: Link
     groups: Groups
-    buckets: int
     algorithm: Algorithm
-    timings: Mapping[str, Timing]
-    sent: Mapping[str, tuple[Collective, ...]]
-    times: int = 1  # how often `sent` is sent
 
-    def parts(self, row: Candidate, link: Link) -> Parts:
+    def parts(self, way: Way, link: Link) -> Parts:
         """The parts of a step that exchanges."""
-        links, timing = self.groups.links(link), self.timings[row.name]
-        exchange = self.times * exchange_seconds(self.sent[row.name], links, self.algorithm)
-        return Parts(self.step, timing.compress, exchange, timing.decompress)
+        links = self.groups.links(link)
+        exchange = way.times * exchange_seconds(way.collectives, links, self.algorithm)
+        compress, decompress, muon = way.timing
+        return Parts(self.step, compress, exchange, decompress, muon)
 
-    def seconds(self, row: Candidate, link: Link) -> float:
+    def seconds(self, way: Way, link: Link) -> float:
         """Seconds of a step, the mean over steps with and without an exchange."""
-        return step_seconds(self.parts(row, link), every=row.every, buckets=self.buckets)
+        return step_seconds(self.parts(way, link), every=way.row.every, buckets=way.buckets)
 
-    def best_dense(self, rows: Sequence[Candidate], link: Link) -> float:
+    def best_dense(self, ways: Sequence[Way], link: Link) -> float:
         """Seconds of the fastest dense row."""
-        return min(self.seconds(row, link) for row in rows if row.dense)
+        return min(self.seconds(way, link) for way in ways if way.row.dense)
 
-    def row(self, own: Candidate, rows: Sequence[Candidate]) -> PlanRow:
+    def plan_row(self, way: Way, ways: Sequence[Way]) -> PlanRow:
         """The prediction for one of the rows."""
-        seconds, parts = self.seconds(own, self.link), self.parts(own, self.link)
-        slow = [c for c in self.sent[own.name] if self.groups.slow in (c.axes or ())]
+        own, parts, seconds = way.row, self.parts(way, self.link), self.seconds(way, self.link)
+        slow = [c for c in way.collectives if self.groups.slow in (c.axes or ())]
         return PlanRow(
             name=own.name,
             code=own.code(self.groups.axis_name),
             seconds=seconds,
-            speed_up=self.best_dense(rows, self.link) / seconds,
-            link_bytes=self.times * sum(c.link_bytes(c.workers or 1) for c in slow) / own.every,
-            break_even=None if own.dense else self.break_even(own, rows),
+            speed_up=self.best_dense(ways, self.link) / seconds,
+            link_bytes=way.times * sum(c.link_bytes(c.workers or 1) for c in slow) / own.every,
+            break_even=None if own.dense else self.break_even(way, ways),
             loss=own.loss,
-            steps=own.steps,
+            steps=own.to_loss,
             every=own.every,
             whole=own.optimizer is not None,
-            parts=Parts(parts.step, *(part / own.every for part in parts[1:])),
+            parts=parts._replace(
+                compress=parts.compress / own.every,
+                exchange=parts.exchange / own.every,
+                decompress=parts.decompress / own.every,
+            ),
         )
 
-    def break_even(self, row: Candidate, rows: Sequence[Candidate]) -> float:
+    def break_even(self, way: Way, ways: Sequence[Way]) -> float:
         """The next bandwidth at which the row and the best dense take equally long.
 
         The search goes up from this link if the row is faster here, else down. It may find none: an
@@ -201,7 +243,7 @@ class Model(NamedTuple):
 
         def is_faster(bandwidth: float) -> bool:
             link = dataclasses.replace(self.link, bandwidth=bandwidth)
-            return self.seconds(row, link) < self.best_dense(rows, link)
+            return self.seconds(way, link) < self.best_dense(ways, link)
 
         at = self.link.bandwidth
         here = is_faster(at)
@@ -229,46 +271,40 @@ def plan(
     buckets: int | None = None,
     algorithm: Algorithm = "fastest",
     rows: Sequence[Candidate] | None = None,
+    device: str | os.PathLike[str] = "this",
     measure: bool = False,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Plan:
-    """Function: predict whether compression makes training faster, and which.
+    """Function: predict which exchange reaches dense's loss first. It may be a dense one.
 
-    It predicts the seconds of a step for a dense mean in float32 and in bfloat16, for every family
-    of exchange and codec that fits, and for local steps. A step is the step itself, the codec time
-    on this device, and the time of the collectives over the links. docs/results/predictions.md has
-    the model and its errors. The best row may be a dense one.
-
-    `loss` is the class of a row's loss in short runs of small models. Only rows "as dense" or
-    "close" come before dense. If a row took more steps than dense to the same loss, the order
-    counts them.
+    A step takes the step itself, the codec time of the device that will train, and the time of the
+    collectives over the links. Rows are ranked by the seconds of a step times the steps to dense's
+    loss. docs/plan.md explains the order, docs/results/predictions.md the model and its errors.
 
     Args:
       params: the parameters, or their shapes.
       step: seconds of a step without any exchange, or a text: "300ms".
-      link: that of each worker, `fg.planning.Link("1gbit", "100us")` or what
-        `fg.planning.measure_link` returned, or its bandwidth alone: "1gbit"; with `fast`, the slow
-        one.
+      link: link of each worker, such as `fg.planning.Link("1gbit", "100us")`, or its bandwidth:
+        "1gbit". With `fast`, the slow link.
       workers: number of workers; with `fast`, of all groups together.
       fast: number of workers that fast links join, such as the GPUs of a machine, and their link:
-        `(8, fg.planning.Link("50GB/s", "10us"))`. The exchanges are then `Hierarchical`, over two
-        axes.
-      axis_name: the axis, or axes, of the workers, for the code; with `fast`, the slow axis and the
-        fast one. If left out, "data", or ("slow", "fast").
-      timings: of each row by its name. If left out, those of the default rows come from a table of
-        a named machine, scaled by the time of a memory copy here. Rows of your own are timed; a
-        model of more than four million values by a smaller one, in proportion.
+        `(8, fg.planning.Link("50GB/s", "10us"))`. All exchanges are then `Hierarchical`.
+      axis_name: axis of the workers, for the code; with `fast`, the slow axis and the fast one. The
+        default is "data", or ("slow", "fast").
+      timings: codec time of each row by its name. By default those of the default rows follow from
+        `device`, and rows of your own are timed: a model of more than four million values by a
+        smaller one, in proportion.
       buckets: number of messages of a gradient, all but the last of which overlap the backward
-        pass. If left out, 1 on a CPU and 8 elsewhere, also for dense rows; the code says so.
-      algorithm: of the collectives: "ring", "tree", or for each the faster of a ring and the
-        algorithm of libraries for short messages (docs/results/predictions.md).
-      rows: candidates to compare instead of the default ones; one at least must be dense.
+        pass. The default is 1 on a CPU; elsewhere 1 or 8 for each row, whichever is faster.
+      algorithm: algorithm of the collectives: "ring", "tree", or the "fastest" for each.
+      rows: candidates to compare instead of the default ones; at least one must be dense.
+      device: the device that will train: "h100", "a100", "l40s", "v5e", a file that `fftgrad bench`
+        wrote, or "this" one, which is measured once. Equal calls give equal plans.
       measure: True to time each row here for the whole model, which takes minutes and its memory.
-      tell: called with the name of each row before it is timed, such as `print`.
+      tell: function of the name of each row that is about to be timed, such as `print`.
 
     Returns:
-      A `Plan`. `print(plan)` is the table, `print(plan.best)` the code. With `timings`, equal
-      arguments give equal plans.
+      A `Plan`. `print(plan)` is the table, `print(plan.best)` the code.
 
     Raises:
       ValueError: if there is no dense row, two rows have one name, or a timing is missing.
@@ -292,16 +328,18 @@ def plan(
     check_choice("plan(algorithm)", algorithm, get_args(Algorithm))
     joined, like = _inputs.groups(workers, fast, axis_name), _inputs.like_of("plan", params)
     own, over = _link.seconds("plan(step)", step), Link.of(link)
-    if buckets is None:  # XLA overlaps nothing on a CPU
-        buckets = 1 if jax.default_backend() == "cpu" else 8
-    check_count("plan(buckets)", buckets, "use 1 for no overlap.")
-    few, times = _inputs.part(like) if rows is None else (like, 1)
-    default = candidates(like, *joined.sizes, list(joined.axes)[-1]) if rows is None else rows
-    compared = check_rows(default)
+    place = None if device == "this" else _devices.find(device)
+    usual = rows is None
+    compared = check_rows(candidates(like, *joined.sizes, list(joined.axes)[-1]) if usual else rows)
     source = "Codec times: as given."
     if timings is None:
-        if rows is None and not measure and _table.in_table(compared):
-            timings, source = _table.from_table(compared, like, joined)
+        if usual and not measure and _table.in_table(compared):
+            timings, source = _table.from_table(compared, like, joined, place or _devices.this())
+        elif place:
+            raise ValueError(
+                f"plan(device): must be 'this' for rows of your own and to measure, got "
+                f"{place.name}; pass timings=..., from time_exchange on that device."
+            )
         else:
             timings, source = _table.timed_here(compared, like, joined, measure, tell)
     if missing := [row.name for row in compared if row.name not in timings]:
@@ -309,10 +347,26 @@ def plan(
             f"plan(timings): must have all rows, got none of {missing}; measure with the same "
             "rows, or leave timings out."
         )
-    cut = tuple(_cut(row, like, buckets) for row in compared)
-    sent = {row.name: _sent(row, few, joined) for row in cut}
-    model = Model(own, over, joined, buckets, algorithm, timings, sent, times)
-    return Plan(sort([model.row(row, cut) for row in cut]), source)
+    if buckets is None:
+        platform = place.platform if place else jax.default_backend()
+        tried = [1] if platform == "cpu" else [1, 8]  # XLA overlaps nothing on a CPU
+    else:
+        tried = [check_count("plan(buckets)", buckets, "use 1 for no overlap.")]
+    traced: dict[fg.Recipe, tuple[Collective, ...]] = {}
+
+    def way(row: Candidate, buckets: int) -> Way:
+        cut = _cut(row, like, buckets)
+        sent = (
+            _usual(row, like, joined, buckets, traced) if usual else (_sent(cut, like, joined), 1)
+        )
+        return Way(cut, timings[row.name], *sent, buckets)
+
+    model = Model(own, over, joined, algorithm)
+    ways = [
+        min((way(row, count) for count in tried), key=lambda one: model.seconds(one, over))
+        for row in compared
+    ]
+    return Plan(sort([model.plan_row(one, ways) for one in ways]), source)
 
 
 def _cut(row: Candidate, like: PyTree, buckets: int) -> Candidate:
@@ -329,3 +383,28 @@ def _sent(row: Candidate, like: PyTree, joined: Groups) -> tuple[Collective, ...
     """The collectives of a worker from one exchange to the next."""
     tx = row.transformation(_inputs.axis_of(joined.axes))
     return _predict.traffic("plan(rows)", tx, like, joined.axes, row.every)
+
+
+def _usual(
+    row: Candidate,
+    like: PyTree,
+    joined: Groups,
+    buckets: int,
+    traced: dict[fg.Recipe, tuple[Collective, ...]],
+) -> tuple[tuple[Collective, ...], int]:
+    """The collectives of a default row and how often it sends them, from a trace of one bucket.
+
+    Low ranks need the matrices. All other default rows send as much for one vector of all values.
+    """
+    exchange = row.recipe.exchange
+    inner = exchange.exchange if isinstance(exchange, fg.Eigenbasis) else exchange
+    recipe = dataclasses.replace(row.recipe, exchange=inner, memory=fg.NoMemory())
+    low_rank = isinstance(inner, fg.PowerSgd | fg.AcpSgd)
+    pieces = 1 if low_rank else -(-_inputs.count(like) // BUCKET_LIMIT)
+    if recipe not in traced:
+        vector = jax.ShapeDtypeStruct((-(-_inputs.count(like) // pieces),), jnp.float32)
+        tx = fg.compressed_pmean(recipe, axis_name=_inputs.axis_of(joined.axes))
+        shapes = like if low_rank else vector
+        traced[recipe] = _predict.traffic("plan(rows)", tx, shapes, joined.axes)
+    times = pieces if row.every > 1 else max(pieces, buckets)
+    return tuple(c._replace(bytes=c.bytes * pieces // times) for c in traced[recipe]), times

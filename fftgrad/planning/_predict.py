@@ -1,13 +1,14 @@
 """Seconds of a step over links: the model, the codec time of an exchange, and its traffic.
 
     step     = backward pass and optimizer, without any exchange
+    muon     = Muon's matrix products, of a row that has Muon in place of the optimizer
     exchange = Σ over collectives of rounds · α + bytes over the link / β
-    seconds  = step + (compress + exchange + decompress) / H
+    seconds  = step + muon + (compress + exchange + decompress) / H
 
 with the latency α and the bandwidth β of a link, and an exchange every H steps. A gradient that
 travels in B buckets leaves while the backward pass runs, all but the last of them:
 
-    seconds  = max(step + compress, (B - 1) / B · exchange) + exchange / B + decompress
+    seconds  = max(step + compress, (B - 1) / B · exchange) + exchange / B + decompress + muon
 
 as Agarwal et al. model dense training (MLSys 2022, arXiv:2103.00543). RedSync's model
 (arXiv:1808.04357) is the one with trees, one bucket, and w times the seconds that one payload takes
@@ -30,10 +31,10 @@ from fftgrad.planning import _alone, _inputs, _link, _timing
 from fftgrad.planning._link import Link, link_seconds, rounds
 
 Algorithm = Literal["fastest", "ring", "tree"]
-"""How a collective goes around: rings take a round a worker, trees (halving and doubling) lg w; the
-fastest is for each collective the faster of a ring and what libraries use for short messages."""
+"""Algorithm of collectives. A ring takes a round for each worker, a tree lg w. "fastest" is the
+faster of a ring and the algorithm that libraries use for short messages."""
 PIPELINED = {"all-reduce": 2.0}
-"""How often a byte leaves a worker of a tree that is a pipeline, up and down, as those of NCCL."""
+"""How often a byte leaves a worker in a pipelined tree, as in NCCL: once up and once down."""
 
 
 class Parts(NamedTuple):
@@ -44,22 +45,23 @@ class Parts(NamedTuple):
       compress: until the first message can leave.
       exchange: on the links.
       decompress: decoding, and all else that follows the first message.
+      muon: Muon's matrix products, if they are known apart.
     """
 
     step: float
     compress: float
     exchange: float
     decompress: float
+    muon: float = 0.0
 
 
 def collective_seconds(
     kind: str, size: float, workers: int, link: Link, algorithm: Algorithm = "fastest"
 ) -> float:
-    """Seconds of a collective to which each of so many workers hands `size` bytes.
+    """Seconds of a collective to which each worker passes `size` bytes.
 
-    Rings, and halving and doubling, send equally many bytes. "fastest" is the faster of a ring and,
-    for an all-reduce, a pipelined tree, which sends each byte up and down: w/(w - 1) times as many,
-    in lg w rounds each way. Other collectives halve or double, and all-to-alls have no tree.
+    A ring sends as many bytes as halving and doubling. A pipelined tree of an all-reduce sends
+    w/(w - 1) times as many, in lg w rounds each way. An all-to-all has no tree.
     """
     if workers == 1:
         return 0.0
@@ -80,7 +82,7 @@ def exchange_seconds(
 ) -> float:
     """Seconds of collectives one after the other.
 
-    With a link for each axis, a collective along several takes as long as on the slowest of them.
+    A collective along several axes takes as long as along the slowest of them.
     """
 
     def seconds(c: Collective) -> float:
@@ -92,15 +94,15 @@ def exchange_seconds(
 
 
 def step_seconds(parts: Parts, *, every: int = 1, buckets: int = 1) -> float:
-    """Seconds of a step, with an exchange in B = `buckets` every H = `every` steps.
+    """Seconds of a step, with an exchange of `buckets` messages every `every` steps.
 
-    Nothing of an exchange overlaps with local steps.
+    The exchange of local steps overlaps nothing.
     """
-    step, compress, exchange, decompress = parts
+    step, compress, exchange, decompress, muon = parts
     if every > 1:
-        return step + (compress + exchange + decompress) / every
+        return step + muon + (compress + exchange + decompress) / every
     hidden = exchange * (buckets - 1) / buckets
-    return max(step + compress, hidden) + exchange / buckets + decompress
+    return max(step + compress, hidden) + exchange / buckets + decompress + muon
 
 
 class Timing(NamedTuple):
@@ -108,11 +110,13 @@ class Timing(NamedTuple):
 
     Attributes:
       compress: seconds until the first message can leave.
-      decompress: seconds of all else: decoding the payloads of all workers, memory, the mean.
+      decompress: seconds of the rest: decoding the payloads of all workers, memory, the mean.
+      muon: seconds of Muon's matrix products in a step, if they are known separately.
     """
 
     compress: float
     decompress: float
+    muon: float = 0.0
 
 
 def time_exchange(
@@ -125,17 +129,16 @@ def time_exchange(
 ) -> Timing:
     """Function: time the exchange of any chain on this device, without the links.
 
-    It is timed as one of so many equal workers, without the others: each collective of its program
-    returns the result for workers that all sent the same. So one device is enough for any number of
-    workers, and decoding their payloads is in the time. Use it for a chain that no
+    One device is enough for any number of workers: each collective returns the result for workers
+    that all sent the same. The time includes decoding their payloads. Use it for a chain that no
     `fg.planning.Candidate` describes, such as an optimizer that exchanges.
 
     Args:
-      tx: the chain, without the optimizer if the step has one already.
-      params: the parameters, or their shapes.
-      axes: how many workers there are along each axis that it names: `{"data": 16}`.
-      every: the updates of which one exchanges, with local steps: all of them are timed.
-      seconds: the time that the rounds take, about.
+      tx: chain, without the optimizer if `step` includes it.
+      params: parameters, or their shapes.
+      axes: number of workers along each axis: `{"data": 16}`.
+      every: number of local steps for one exchange. All of them are timed.
+      seconds: approximate duration of the rounds.
 
     Returns:
       A `Timing`. With local steps all of it is in `decompress`, because nothing overlaps.
@@ -215,17 +218,17 @@ def predict_step(
     The traffic is read off a trace, without devices; docs/results/predictions.md has the model.
 
     Args:
-      tx: the chain, without the optimizer if `step` has one already.
-      params: the parameters, or their shapes.
+      tx: chain, without the optimizer if `step` includes it.
+      params: parameters, or their shapes.
       step: seconds of a step without any exchange, or a text: "300ms".
-      link: that of each worker, or its bandwidth alone: "1gbit"; or of each axis: `{"slow": ...,
-        "fast": ...}`.
-      axes: how many workers there are along each axis that the chain names: `{"data": 16}`.
-      timing: the codec time, from `fg.planning.time_exchange`, which is called if it is left out.
-      every: the steps of which one exchanges, with local steps.
-      buckets: in how many the gradient leaves while the backward pass runs: as many as the chain's
+      link: link of each worker, or its bandwidth: "1gbit"; or the link of each axis:
+        `{"slow": ..., "fast": ...}`.
+      axes: number of workers along each axis: `{"data": 16}`.
+      timing: codec time. The default is what `fg.planning.time_exchange` returns here.
+      every: number of local steps for one exchange.
+      buckets: number of messages of a gradient, as many as the chain's
         `Bucketing(bucket_bytes=...)` makes.
-      algorithm: of the collectives, as in `fg.planning.plan`.
+      algorithm: algorithm of the collectives, as in `fg.planning.plan`.
 
     Returns:
       Seconds of a step, the mean over those with and without an exchange.
@@ -265,5 +268,5 @@ def predict_step(
     exchange = exchange_seconds(
         traffic("predict_step(tx)", tx, like, axes, every), links, algorithm
     )
-    parts = Parts(own, timing.compress, exchange, timing.decompress)
+    parts = Parts(own, timing.compress, exchange, timing.decompress, timing.muon)
     return step_seconds(parts, every=every, buckets=buckets)

@@ -1,4 +1,4 @@
-"""Codec times of the rows of a plan: from a table of one machine, or timed here."""
+"""Codec times of the rows of a plan: from a table for the device, or timed here."""
 
 import functools
 import importlib.resources
@@ -8,45 +8,45 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 import fftgrad as fg
 from fftgrad._contracts import PyTree
-from fftgrad.planning import _inputs, _timing
+from fftgrad.exchanges._bucketing import BUCKET_LIMIT
+from fftgrad.planning import _inputs
 from fftgrad.planning._candidates import Candidate
+from fftgrad.planning._devices import COPY_VALUES, Device
 from fftgrad.planning._inputs import Groups
 from fftgrad.planning._predict import Timing, time_exchange
 
 LARGEST = 1 << 22
 """Values of the model that is timed instead of a larger one."""
-TABLE = importlib.resources.files("fftgrad.planning") / "timings.json"
-COPY_VALUES = 1 << 22
-COPYING = 0.2
-"""Seconds in which one copy at least is not disturbed."""
 MUONS = (fg.optimizers.feedback_muon, optax.contrib.muon)
 ITERATIONS = 5
 """Newton-Schulz iterations of an orthogonalization."""
 TICK = 1e-7
 """The shortest time that can be told from none."""
-PASSES = 4
+PASSES = 8
 """Passes over a gradient that groups of workers with fast links make first and last."""
 
 
 class Point(NamedTuple):
-    """The seconds of a row for so many values and workers."""
+    """Seconds of a row on a CPU, or bytes of its program for a GPU."""
 
     values: int
     workers: int
     compress: float
     decompress: float
+    compress_kernels: float = 0.0
+    decompress_kernels: float = 0.0
 
 
 @functools.cache
-def load_table() -> Mapping[str, Any]:
-    """The table: its machine, and the points of each row by its name."""
-    found = json.loads(TABLE.read_text())
+def load_table(name: str = "timings") -> Mapping[str, Any]:
+    """A table of the package: its head, and the points of each row by its name."""
+    file = importlib.resources.files("fftgrad.planning") / f"{name}.json"
+    found = json.loads(file.read_text())
     found["rows"] = {row["name"]: [Point(*p) for p in row["points"]] for row in found["rows"]}
     return found
 
@@ -57,23 +57,36 @@ def in_table(rows: Sequence[Candidate]) -> bool:
 
 
 def from_table(
-    rows: Sequence[Candidate], like: PyTree, groups: Groups
+    rows: Sequence[Candidate], like: PyTree, groups: Groups, device: Device
 ) -> tuple[dict[str, Timing], str]:
-    """Scale the times of the table to this machine, and say so in a sentence."""
-    table = load_table()
-    slower = copy_seconds() / table["copy_seconds"]
-    found = dict[str, Timing]()
+    """Codec times on a device, and a sentence that says where they come from."""
+    find = _measured if device.platform == "cpu" else _counted
+    found, values = dict[str, Timing](), _inputs.count(like)
+    workers, fast = groups.sizes
     for row in rows:
-        compress, decompress = _of(row, like, groups)
-        found[row.name] = Timing(compress * slower, decompress * slower)
-    device = jax.local_devices()[0]
-    guess = "" if device.platform == "cpu" else f" For a {device.platform} this is a guess."
-    said = (
-        f"Codec times: measured on {table['machine']}, then multiplied by {slower:.2g}, because a "
-        f"memory copy takes {slower:.2g} times as long here.{guess} To time the codecs here, pass "
-        "--measure (measure=True)."
+        compress, decompress = find(row, values // fast, workers, device)
+        muon = 0.0
+        if getattr(row.optimizer, "func", row.optimizer) in MUONS:
+            muon = orthogonalizing(like) / device.flops_per_second
+        if isinstance(row.recipe.exchange, fg.Eigenbasis):
+            decompress += turning(like) / device.flops_per_second
+        if fast > 1:
+            decompress += PASSES * 4 * values / device.bytes_per_second
+        found[row.name] = Timing(compress, decompress, muon)
+    if device.platform == "cpu":
+        table = load_table()
+        slower = _table_rate() / device.bytes_per_second
+        return found, (
+            f"Codec times: measured on {table['machine']} ({table['date']}), times {slower:.2g}, "
+            f"because a memory copy takes {slower:.2g} times as long on {device.name} (measured "
+            f"{device.date}). To time the codecs here, pass --measure (measure=True)."
+        )
+    table = load_table("programs")
+    return found, (
+        f"Codec times: bytes and kernels of programs compiled for an H100 ({table['date']}), at "
+        f"{device.bytes_per_second / 1e12:.2g} TB/s and {device.launch * 1e6:g} us a kernel for "
+        f"{device.name}. Nothing ran on it: expect up to {device.error:g} times these times."
     )
-    return found, said
 
 
 def timed_here(
@@ -98,54 +111,65 @@ def timed_here(
     return found, f"{said}."
 
 
-def copy_seconds() -> float:
-    """Seconds of a copy into memory that was used before, because fresh memory takes longer."""
-    if jax.default_backend() == "cpu":  # on one thread: others may have the other processors
-        x, into = (np.ones(COPY_VALUES, np.float32) for _ in range(2))
-        run = lambda x: np.copyto(into, x)  # noqa: E731
-        return _timing.timed(run, [x], COPYING, 5).least
-    copy = jax.jit(lambda x: x * 2.0)
-    return _timing.timed(copy, [jnp.ones(COPY_VALUES, jnp.float32)], COPYING, 5).least
-
-
 def orthogonalizing(like: PyTree) -> float:
-    """Multiplications and additions of Muon, for all matrices."""
-    shapes = (sorted(leaf.shape) for leaf in jax.tree.leaves(like) if len(leaf.shape) == 2)
+    """Multiplications and additions of Muon, for all matrices but embeddings and heads."""
+    shapes = (sorted(shape) for shape in _matrices(like))
     return float(sum(ITERATIONS * (4 * a * a * b + 2 * a**3) for a, b in shapes))
 
 
-def turning(like: PyTree) -> float:
-    """Multiplications and additions of an eigenbasis, for all matrices.
+def turning(like: PyTree, largest: int = fg.Eigenbasis(fg.AllReduce()).largest) -> float:
+    """Multiplications and additions of an eigenbasis, for all sides of at most `largest` values.
 
     Three pairs of products turn a matrix there, and its mean and what was sent of it back; a pair
     follows the averages, and a tenth of some products of square ones makes new bases.
     """
-    shapes = (leaf.shape for leaf in jax.tree.leaves(like) if len(leaf.shape) == 2)
-    return float(sum(8 * a * b * (a + b) + (a**3 + b**3) for a, b in shapes))
+    shapes = [leaf.shape for leaf in jax.tree.leaves(like) if len(leaf.shape) == 2]
+    sides = [(side, a * b) for a, b in shapes for side in (a, b) if 1 < side <= largest]
+    return float(sum(8 * size * side + side**3 for side, size in sides))
 
 
-def _of(row: Candidate, like: PyTree, groups: Groups) -> tuple[float, float]:
-    """Seconds to compress and to decompress on the machine of the table."""
-    table, (slow, joined) = load_table(), groups.sizes
-    values = _inputs.count(like)
-    points = table["rows"][row.name]
+def _matrices(like: PyTree) -> list[tuple[int, int]]:
+    """The shapes that Muon orthogonalizes."""
+    numbers = fg.optimizers.muon_dimensions(like)
+    is_leaf = lambda x: x is None or isinstance(x, optax.contrib.MuonDimensionNumbers)  # noqa: E731
+    pairs = zip(jax.tree.leaves(like), jax.tree.leaves(numbers, is_leaf=is_leaf), strict=True)
+    return [leaf.shape for leaf, own in pairs if own is not None and len(leaf.shape) == 2]
+
+
+def _table_rate() -> float:
+    """Bytes that a copy moves in a second on the machine of the table."""
+    return 8 * COPY_VALUES / load_table()["copy_seconds"]
+
+
+def _measured(row: Candidate, values: int, workers: int, device: Device) -> tuple[float, float]:
+    """Seconds to compress and to decompress on a CPU, from the times of another."""
+    slower = _table_rate() / device.bytes_per_second
+    points = load_table()["rows"][row.name]
     most = max(p.workers for p in points)
     line = [p for p in points if p.workers == most]
-    compress = _at([(p.values, p.compress) for p in line], values // joined)
-    decompress = _at([(p.values, p.decompress) for p in line], values // joined)
+    compress = _at([(p.values, p.compress) for p in line], values)
+    decompress = _at([(p.values, p.decompress) for p in line], values)
+    if _gathers(row):
+        others = (workers - most) * _each_worker(points) * values
+        decompress = max(decompress * min(1.0, workers / most), decompress + others)
+    return compress * slower, decompress * slower
+
+
+def _counted(row: Candidate, values: int, workers: int, device: Device) -> tuple[float, float]:
+    """Seconds to compress and to decompress, from the bytes and the kernels of a program."""
+    (point,) = load_table("programs")["rows"][row.name]
+    moved = device.passes * values / point.values / device.bytes_per_second
+    launches = device.launch * math.ceil(values / BUCKET_LIMIT)
+    compress = moved * point.compress + launches * point.compress_kernels
+    decompress = moved * point.decompress + launches * point.decompress_kernels
+    return compress, decompress * (workers / point.workers if _gathers(row) else 1.0)
+
+
+def _gathers(row: Candidate) -> bool:
+    """True if each worker decodes the payloads of all."""
     exchange = row.recipe.exchange
-    gathered = exchange.slow if isinstance(exchange, fg.Hierarchical) else exchange
-    if isinstance(gathered, fg.AllGather):  # each worker decodes the payloads of all
-        others = (slow - most) * _each_worker(points) * values / joined
-        decompress = max(decompress * min(1.0, slow / most), decompress + others)
-    if getattr(row.optimizer, "func", row.optimizer) in MUONS:
-        rate = table["muon_flops_per_second"] / row.every
-        decompress += orthogonalizing(like) / rate
-    if isinstance(exchange, fg.Eigenbasis):
-        decompress += turning(like) / table["muon_flops_per_second"]
-    if joined > 1:
-        decompress += PASSES * table["copy_seconds"] * values / COPY_VALUES
-    return compress, decompress
+    own = exchange.slow if isinstance(exchange, fg.Hierarchical) else exchange
+    return isinstance(own, fg.AllGather)
 
 
 def _each_worker(points: Sequence[Point]) -> float:

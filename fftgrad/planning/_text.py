@@ -24,11 +24,12 @@ def parse_count(argument: str, text: str) -> int:
 
 
 def quantity(value: float, unit: str) -> str:
-    """Three digits, a prefix and a unit: 0.3123 s is "312 ms", 4e6 B is "4 MB"."""
+    """Three digits, a prefix and a unit: 0.3123 s is "312 ms", 3.5e3 s "3,500 s", 4e6 B "4 MB"."""
     rounded = float(f"{value:.3g}")
     if rounded == 0 or not math.isfinite(rounded):
         return f"{rounded:g} {unit}"
-    thousands = min(max(math.floor(math.log10(abs(rounded)) / 3), min(PREFIXES)), max(PREFIXES))
+    largest = 0 if unit == "s" else max(PREFIXES)  # nobody writes kiloseconds
+    thousands = min(max(math.floor(math.log10(abs(rounded)) / 3), min(PREFIXES)), largest)
     return f"{three_digits(rounded / 1000.0**thousands)} {PREFIXES[thousands]}{unit}"
 
 

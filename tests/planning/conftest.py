@@ -1,9 +1,13 @@
-"""The usual candidates of some shapes are made once, and what each sends is traced once."""
+"""The usual candidates of some shapes are made once, and what each sends is traced once.
+
+The figures of this machine are kept in a folder of the tests, as if a copy took as long here as on
+the machine of the table.
+"""
 
 import jax
 import pytest
 
-from fftgrad.planning import _candidates, _plan
+from fftgrad.planning import _candidates, _devices, _plan, _table
 
 KNOWN = {}
 """By function, shapes and what else it follows from."""
@@ -23,6 +27,19 @@ def remembered(function):
         return KNOWN[key]
 
     return call
+
+
+def same_machine():
+    """The machine of the table."""
+    table = _table.load_table()
+    rate = 8 * _devices.COPY_VALUES / table["copy_seconds"]
+    return _devices.Device("same", "cpu", rate, 1.5e11, "2026-11-28")
+
+
+@pytest.fixture(autouse=True)
+def _this_machine_is_kept_in_a_folder_of_the_test(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(_devices, "measured", same_machine)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -56,24 +56,22 @@ def by_name(found):
     return {row.name: row for row in found.rows}
 
 
-def test_a_model_of_many_buckets_is_planned_by_a_part_of_it(monkeypatch):
-    """Whose trace does not grow: each row sends as much as if all of it were traced."""
-    for module in (_bucketing, _candidates):
-        monkeypatch.setattr(module, "BUCKET_LIMIT", 1 << 10)
-    like = {f"w{i}": jax.ShapeDtypeStruct((101, 99), "float32") for i in range(3)}
-    like |= {"b": jax.ShapeDtypeStruct((40,), "float32")}
-    few, times = _inputs.part(like)
-    assert (times, len(_bucketing.bucket_likes(few, fg.Bucketing("model")))) == (4, 8)
-    names = {"dense float32", "two stages 25x, Muon", "signs, two stages"}
+def test_default_rows_are_traced_by_one_bucket(monkeypatch):
+    """A trace does not grow with the model: each row sends as much as if all of it were traced."""
+    for module in (_bucketing, _candidates, _plan):
+        monkeypatch.setattr(module, "BUCKET_LIMIT", 1 << 14)
+    like = {f"w{i}": jax.ShapeDtypeStruct((101, 99), "float32") for i in range(6)}
+    names = {"dense float32", "two stages 25x, Muon", "4 local steps, signs", "PowerSGD rank 4"}
     rows = [row for row in _candidates.candidates(like, WORKERS) if row.name in names]
     monkeypatch.setattr(_plan, "candidates", lambda *_: rows)
     known = {"step": "20ms", "link": "1mbit", "workers": WORKERS, "timings": timings(rows)}
-    found = by_name(fg.planning.plan(like, buckets=1, **known))
-    monkeypatch.setattr(_inputs, "part", lambda like: (like, 1))
-    for name, row in by_name(fg.planning.plan(like, buckets=1, **known)).items():
-        for field in ("seconds", "link_bytes"):
-            expected = pytest.approx(getattr(row, field), rel=0.1)
-            assert getattr(found[name], field) == expected, (name, field)
+    for buckets in (1, 4):
+        found = by_name(fg.planning.plan(like, buckets=buckets, **known))
+        whole = by_name(fg.planning.plan(like, buckets=buckets, rows=rows, **known))
+        assert found.keys() == whole.keys() == names
+        for name, row in whole.items():
+            assert found[name].link_bytes == pytest.approx(row.link_bytes, rel=0.05), name
+            assert found[name].seconds == pytest.approx(row.seconds, rel=0.1), name
 
 
 def test_a_row_is_the_sum_of_its_parts():
@@ -117,22 +115,27 @@ def test_the_best_dense_is_what_others_are_compared_with():
     assert {row.name for row in dense} == {"dense float32", "dense bfloat16"}
 
 
-def test_what_is_hardly_faster_or_trains_worse_comes_after_dense():
+def test_rows_are_ranked_by_seconds_to_the_loss_and_all_but_one_say_why_not():
     rows = [
         fg.planning.Candidate("dense", fg.AllReduce(), dense=True, loss="as dense"),
         fg.planning.Candidate("same", fg.AllReduce(), loss="as dense"),
         fg.planning.Candidate("worse", fg.AllGather(fg.Sign()), loss="worse"),
-        fg.planning.Candidate("unknown", fg.AllGather(fg.TopK(0.001))),
+        fg.planning.Candidate("unknown", fg.AllGather(fg.TopK(0.001)), steps=1.0),
         fg.planning.Candidate("good", fg.AllGather(fg.TopK(0.01)), loss="close"),
     ]
-    assert [row.name for row in plan(rows=rows).rows] == [
-        "good",
-        "dense",
-        "same",
-        "unknown",
-        "worse",
-    ]
-    assert plan("100gbit", rows=rows).best.name == "dense"
+    found = plan(rows=rows)
+    assert [row.to_loss for row in found.rows] == sorted(row.to_loss for row in found.rows)
+    assert {row.name: row.why_not for row in found.rows} == {
+        "unknown": "not measured",
+        "good": "",
+        "worse": "loss: worse",
+        "dense": "slower",
+        "same": "slower",
+    }
+    assert found.best.name == "good"
+    fast = plan("100gbit", rows=rows)
+    assert fast.best.name == "dense"
+    assert all((row.why_not == "") == (row.name == "dense") for row in fast.rows)
 
 
 def test_a_break_even_is_where_both_take_as_long():
@@ -258,9 +261,8 @@ def test_each_bucket_has_its_latency_and_its_header():
 def test_it_is_deterministic():
     found = usual("1gbit")
     assert found == plan("1gbit")
-    assert str(found).count("\n") == len(found.rows) + 2
     assert str(found).endswith(found.source)
-    assert all(len(line) <= 80 for line in str(found).splitlines())
+    assert all(len(line) <= 90 for line in str(found).splitlines())
 
 
 DENSE = fg.planning.Candidate("dense", fg.AllReduce(), dense=True)
@@ -286,7 +288,7 @@ def fast(workers, **options):
         (lambda: asked(rows=[mine()]), ValueError, "dense=True"),
         (lambda: asked(rows=[DENSE, DENSE]), ValueError, "rename one"),
         (lambda: asked(rows=["x"]), TypeError, r"\(rows\): must be a candidate, got 'x'"),
-        (lambda: asked(rows=[DENSE, CHANGES], timings={"dense": 0, "warm": 0}), ValueError,
+        (lambda: asked(rows=[DENSE, CHANGES], timings=timings([DENSE, CHANGES])), ValueError,
          "say every=4"),
         (lambda: asked(timings={}), ValueError, "measure with the same"),
         (lambda: asked(params=jnp.zeros(3, int)), TypeError, "cast it"),
@@ -423,14 +425,6 @@ def test_all_that_is_compared_of_two_levels_is_hierarchical():
     names = {row.name for row in rows}
     assert {"4 local steps, signs", "8 local steps, signs"} <= names
     assert not [name for name in names if "rank" in name]
-
-
-@pytest.mark.parametrize("parameters", [1, 15, 16, 1000, 25_000_000, 2**31])
-def test_square_matrices_have_as_many_parameters_as_are_asked_for(parameters):
-    tree = _inputs.squares(parameters)
-    assert sum(leaf.size for leaf in tree.values()) == parameters
-    assert all(leaf.ndim == 1 or leaf.shape[0] == leaf.shape[1] for leaf in tree.values())
-    assert 0 not in [leaf.size for leaf in tree.values()]
 
 
 def test_smaller_models_have_matrices_of_the_same_form():

@@ -236,7 +236,7 @@ def test_local_steps_are_timed_until_they_meet(monkeypatch):
 
     monkeypatch.setattr(_predict._timing, "timed", once)
     found = fg.planning.time_exchange(local_steps(1), LIKE, {"data": 2}, every=4)
-    assert found == (0.0, 1.0)
+    assert found == fg.planning.Timing(0.0, 1.0)
     assert ended == [4]
 
 

@@ -1,4 +1,4 @@
-"""A plan that times nothing: codec times from a table, and which of them a line stands for."""
+"""A plan that times nothing: codec times from the tables, scaled to the figures of a device."""
 
 import math
 
@@ -8,17 +8,20 @@ import numpy as np
 import pytest
 
 import fftgrad as fg
-from fftgrad.planning import _table
-from fftgrad.planning._inputs import Groups, squares
+from fftgrad.planning import _devices, _inputs, _models, _plan, _table
+from fftgrad.planning._inputs import Groups
+from fftgrad.planning._text import parse_count
 
 LINK = fg.planning.Link("1gbit", "100us")
 MOST = 1 << 22
 
 
-@pytest.fixture
-def same_machine(monkeypatch):
-    """A copy takes as long here as on the machine of the table."""
-    monkeypatch.setattr(_table, "copy_seconds", lambda: _table.load_table()["copy_seconds"])
+def squares(values):
+    """A model of 16 square matrices, as the table was measured with."""
+    side = math.isqrt(values // 16)
+    like = {f"matrix{i}": jax.ShapeDtypeStruct((side, side), "float32") for i in range(16)}
+    rest = values - 16 * side**2
+    return like | ({"vector": jax.ShapeDtypeStruct((rest,), "float32")} if rest else {})
 
 
 @pytest.fixture
@@ -26,36 +29,31 @@ def untimed(monkeypatch):
     monkeypatch.setattr(_table, "time_exchange", lambda *_, **__: pytest.fail("it was timed"))
 
 
-def timings(values, workers=16, joined=1):
+def timings(values, workers=16, joined=1, device="this"):
     like = squares(values)
     rows = fg.planning.candidates(like, workers, joined)
     sizes = {"slow": workers, "fast": joined} if joined > 1 else {"data": workers}
     groups = Groups(sizes, "data", LINK if joined > 1 else None)
-    return _table.from_table(rows, like, groups)[0]
+    return _table.from_table(rows, like, groups, _devices.find(device))[0]
 
 
 def test_all_that_a_plan_compares_is_in_the_table():
     names = [row.name for row in fg.planning.candidates(squares(1 << 20), 8)]
-    assert sorted(names) == sorted(_table.load_table()["rows"])
-    assert "cores" in _table.load_table()["machine"]
+    for table in ("timings", "programs"):
+        assert sorted(names) == sorted(_table.load_table(table)["rows"])
 
 
-@pytest.mark.usefixtures("same_machine")
 def test_at_a_size_that_was_timed_it_is_the_time():
     found = timings(MOST)
     for name, points in _table.load_table()["rows"].items():
         (point,) = (p for p in points if p.values == MOST)
-        extra = 0.0
-        if "Muon" in name:
-            every = 4 if "local" in name else 1
-            extra = every * _table.orthogonalizing(squares(MOST))
-            extra += _table.turning(squares(MOST)) if "eigenbasis" in name else 0.0
-            extra /= _table.load_table()["muon_flops_per_second"]
+        flops = _table.turning(squares(MOST)) if "eigenbasis" in name else 0.0
+        extra = flops / _devices.this().flops_per_second
         assert found[name].compress == pytest.approx(point.compress, rel=1e-4), name
         assert found[name].decompress == pytest.approx(point.decompress + extra, rel=1e-4), name
+        assert (found[name].muon > 0) == ("Muon" in name)
 
 
-@pytest.mark.usefixtures("same_machine")
 def test_beyond_it_grows_with_the_values_and_with_the_workers():
     for name, timing in timings(10 * MOST).items():
         if "Muon" not in name:
@@ -66,7 +64,6 @@ def test_beyond_it_grows_with_the_values_and_with_the_workers():
     assert all(few[name].decompress <= many[name].decompress for name in few)
 
 
-@pytest.mark.usefixtures("same_machine")
 def test_only_what_is_gathered_costs_more_with_more_workers():
     few, usual, many = timings(MOST, 2), timings(MOST, 16), timings(MOST, 1024)
     gathered = {name for name in usual if many[name].decompress > 1.01 * usual[name].decompress}
@@ -77,11 +74,10 @@ def test_only_what_is_gathered_costs_more_with_more_workers():
         assert few[name].compress == usual[name].compress
 
 
-@pytest.mark.usefixtures("same_machine")
 def test_behind_fast_links_each_has_a_piece():
     values, table = 8 * MOST, _table.load_table()
     whole, pieces = timings(MOST), timings(values, 16, 8)
-    passes = _table.PASSES * table["copy_seconds"] * values / _table.COPY_VALUES
+    passes = _table.PASSES / 2 * table["copy_seconds"] * values / _table.COPY_VALUES
     for name in ("QSGD 4 bits", "top-k 4 %, 4 bits"):
         assert pieces[name].compress == pytest.approx(whole[name].compress)
         assert pieces[name].decompress == pytest.approx(whole[name].decompress + passes)
@@ -110,12 +106,86 @@ def test_two_levels_are_answered_too():
 
 
 def test_another_machine_is_as_much_slower_as_its_copies(monkeypatch):
-    found = []
-    for factor in (1.0, 3.0):
-        known = factor * _table.load_table()["copy_seconds"]
-        monkeypatch.setattr(_table, "copy_seconds", lambda known=known: known)
-        found.append(timings(MOST)["QSGD 4 bits"])
-    assert found[1].compress == pytest.approx(3 * found[0].compress)
+    fast, same = timings(MOST)["QSGD 4 bits"], _devices.this()
+    slower = same._replace(bytes_per_second=same.bytes_per_second / 3)
+    monkeypatch.setattr(_devices, "measured", lambda: slower)
+    _devices.measure()
+    assert timings(MOST)["QSGD 4 bits"].compress == pytest.approx(3 * fast.compress)
+
+
+def test_a_machine_is_measured_once_and_its_file_is_a_device(monkeypatch, tmp_path):
+    first = _devices.this()
+    monkeypatch.setattr(_devices, "measured", lambda: pytest.fail("it was measured again"))
+    assert _devices.this() == first
+    copied = tmp_path / "there.json"
+    copied.write_text(_devices.kept().read_text())
+    assert _devices.find(copied) == first
+    with pytest.raises(ValueError, match="run `fftgrad bench` on the device"):
+        _devices.find(__file__)
+
+
+@pytest.mark.parametrize("device", sorted(_devices.KNOWN))
+@pytest.mark.parametrize("model", ["gpt2:124M", "llama:7B"])
+@pytest.mark.usefixtures("untimed")
+def test_a_plan_for_an_accelerator_is_made_without_it(monkeypatch, device, model):
+    monkeypatch.setattr(_devices, "measured", lambda: pytest.fail("this machine was measured"))
+    like = _models.model(model)
+    rows = fg.planning.candidates(like, 16)[::4]
+    monkeypatch.setattr(_plan, "candidates", lambda *_: rows)
+    known = {"step": "1s", "link": LINK, "workers": 16, "device": device}
+    found = fg.planning.plan(like, **known)
+    assert found == fg.planning.plan(like, **known)
+    assert _devices.KNOWN[device].name in found.source
+
+
+def test_an_accelerator_takes_less_the_more_it_moves_and_multiplies():
+    h100, a100, l40s = (timings(MOST, device=name) for name in ("h100", "a100", "l40s"))
+    for name, fast in h100.items():
+        assert sum(fast) < sum(a100[name]) < sum(l40s[name]), name
+        assert all(part >= 0 for part in fast)
+    for workers in (2, 1024):
+        few, many = (timings(size, workers, device="h100") for size in (MOST, 100 * MOST))
+        for name, row in few.items():
+            if name in many:  # an eigenbasis has no sides as long as those of the large one
+                assert 0 < sum(row) < sum(many[name]), name
+
+
+def test_rows_of_ones_own_are_not_planned_for_another_device():
+    known = {"step": "1s", "link": LINK, "workers": 4, "rows": ROWS, "device": "h100"}
+    with pytest.raises(ValueError, match="pass timings"):
+        fg.planning.plan(squares(1000), **known)
+
+
+def test_an_eigenbasis_turns_short_sides_only():
+    short, long = jnp.zeros((8, 4)), jnp.zeros((2048, 4096))
+    assert _table.turning({"a": short}) == 8 * 32 * 12 + 8**3 + 4**3
+    assert _table.turning({"a": long}) == 0
+    name = "eigenbasis 50x, Muon"
+    assert name in {row.name for row in fg.planning.candidates({"a": short}, 8)}
+    assert name not in {row.name for row in fg.planning.candidates({"a": long}, 8)}
+
+
+# The shapes of models
+
+
+@pytest.mark.parametrize("name", _models.MODELS)
+def test_a_named_model_has_about_as_many_parameters_as_its_name_says(name):
+    said = parse_count("model", name.partition(":")[2])
+    assert _inputs.count(_models.model(name)) == pytest.approx(said, rel=0.08)
+
+
+@pytest.mark.parametrize("parameters", [1, 63, 1000, 25_000_000, 2**31])
+def test_a_transformer_of_a_size_has_exactly_so_many_parameters(parameters):
+    assert _inputs.count(_models.of_size(parameters)) == parameters
+
+
+def test_embeddings_are_not_orthogonalized():
+    one, two = (_models.transformer(layers, 64, vocabulary=999) for layers in (1, 2))
+    each = _table.orthogonalizing(one)
+    assert _table.orthogonalizing(two) == 2 * each
+    assert each == _table.orthogonalizing(one["layers"])
+    gpt = _models.model("gpt2:124M")
+    assert _table.orthogonalizing(gpt) == _table.orthogonalizing(gpt["layers"])
 
 
 ROWS = [
