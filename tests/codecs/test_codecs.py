@@ -185,13 +185,12 @@ MISTAKES = [
     (lambda: fg.compress(fg.Hadamard(), NINE), ValueError, "signs=False"),
     (lambda: fg.compress(fg.Identity(), np.arange(3)), TypeError, "differentiated"),
     (lambda: fg.compress(fg.Identity(), np.ones(3, complex)), TypeError, "cast it"),
-    (lambda: fg.compress(fg.TopK(k=1), np.ones((0, 3))), ValueError, "leave empty arrays out"),
+    (lambda: fg.compress(fg.TopK(k=1), np.ones((0, 3), "f")), ValueError, "must not be empty"),
     (lambda: round_trip(fg.chain(fg.Fft(), fg.Fft()), NINE), ValueError, "first in the chain"),
     (lambda: round_trip(fg.chain(fg.Fft(), fg.Cast("bfloat16")), NINE), ValueError, "RangeFloat"),
     (lambda: fg.compress(STOCHASTIC, NINE), ValueError, "Step.of"),
     (lambda: fg.decompress(fg.Identity(), OF_THREE, NINE), ValueError, "shape"),
     (lambda: fg.tools.decompress_mean(fg.Sign(), (), NINE), ValueError, "shape it came from"),
-    (lambda: fg.tools.decompress_mean(fg.Sign(), [OF_THREE] * 2, NINE), TypeError, "stack them by"),
     (lambda: fg.decompress(fg.Sign, (), NINE), TypeError, r"decompress\(codec\)"),
 ]
 
