@@ -235,14 +235,17 @@ def local(name: str, every: int, **options: Any) -> Method:
     return Method(name, around=around, every=often, own=True, codec=SIGN, by=fg.TwoStage)
 
 
-def local_filled(name: str, every: int, ratio: float, **options: Any) -> Method:
+def local_filled(
+    name: str, every: int, ratio: float, by: Callable[..., fg.Exchange] = fg.AllGather, **options: Any
+) -> Method:
     """Local steps, then a filled message of what they changed, behind feedback."""
 
-    def around(_: Setting, inner: Transformation) -> Transformation:
-        exchange = fg.Recipe(fg.AllGather(fg.Budget(ratio=ratio)), FEEDBACK)
+    def around(own: Setting, inner: Transformation) -> Transformation:
+        owners = (own.workers,) if by is fg.TwoStage else ()
+        exchange = fg.Recipe(by(fg.Budget(ratio=ratio), *owners), FEEDBACK)
         return fg.optimizers.diloco(inner, optax.sgd(1.0), every, exchange, axis_name=AXIS)
 
-    return Method(name, around=around, every=every, own=True, by=fg.AllGather, **options)
+    return Method(name, around=around, every=every, own=True, by=by, **options)
 
 
 def two_stages(
@@ -445,6 +448,7 @@ ENDS: list[Method] = [
     renamed("PowerSGD rank 4, Adam, nu 0.7", "PowerSGD rank 4", optimizer=adam(0.7)),
     local_filled("4 local steps of Muon, 25x", 4, 25, muon=True),
     local_filled("4 local steps of Adam, 25x", 4, 25),
+    local_filled("4 local steps of Muon, two stages 12x", 4, 12.5, by=fg.TwoStage, muon=True),
 ]
 """Of the loss at the end of training, on held-out tasks."""
 SHARED: list[Method] = [
