@@ -1,6 +1,7 @@
 """Optimizer whose state is sharded over the workers, as in ZeRO."""
 
 import concurrent.futures
+import functools
 from typing import Any
 
 import jax
@@ -268,8 +269,9 @@ def check_inner(inner: optax.GradientTransformation, like: PyTree) -> None:
             return leaf
         return np.split(np.ravel(leaf), 2)[1].reshape(-1, *[1] * (leaf.ndim - 1))
 
+    @functools.partial(jax.jit, static_argnums=1)  # eagerly, each operation is a program
     def moves(trees: list[PyTree], of_shards: bool) -> list[Any]:
-        params, *grads = jax.tree.map(jnp.asarray, trees)
+        params, *grads = trees
         # `init` makes the state of shards from zeros, before any worker knows its shard.
         state = inner.init(optax.tree.zeros_like(params) if of_shards else params)
         found: list[Any] = []
