@@ -41,6 +41,7 @@ class HeldOut(NamedTuple):
 
     mean: float  # over the tasks
     worst: float  # of them
+    ratio: float | None = None  # most times fewer bytes, if that depends on the model's shapes
 
     @property
     def kind(self) -> Loss:
@@ -83,8 +84,8 @@ SEEN: dict[str, HeldOut | Tuned | Longer] = {
     "two stages 25x, Muon": HeldOut(1.4, 6.1),
     "eigenbasis 50x, Muon": HeldOut(1.0, 3.1),
     "4 local steps of Muon, 25x": HeldOut(3.0, 6.0),
-    "PowerSGD 4, Muon with a lead": HeldOut(2.8, 6.4),
-    "PowerSGD rank 4": HeldOut(3.3, 6.8),
+    "PowerSGD 4, Muon with a lead": HeldOut(2.8, 6.4, 19.0),
+    "PowerSGD rank 4": HeldOut(3.3, 6.8, 19.0),
     "QSGD 4 bits": Tuned(0.4, -0.3),
     "TernGrad, shared scale": Tuned(1.3, 0.0),
     "EDEN 1 bit (DRIVE)": Tuned(0.7, 0.0, 2.7),
@@ -125,6 +126,8 @@ class Candidate:
       loss: class of its final loss.
       steps: steps to dense's loss, in units of dense's steps. The default is that of the class:
         1 as dense, 1.2 close, 1.5 check, 2 worse or not measured.
+      ratio: most times fewer bytes than float32 with which the loss was measured, for an exchange
+        whose ratio depends on the model. Beyond twice that ratio a close loss is one to check.
 
     Example:
       >>> fg.planning.Candidate("QSGD", fg.methods.qsgd(bits=4)).code("data")
@@ -139,6 +142,7 @@ class Candidate:
     optimizer: Callable[..., Any] | None = None
     loss: Loss = "not measured"
     steps: float | None = None
+    ratio: float | None = None
 
     def __post_init__(self) -> None:
         own = self.recipe
@@ -321,6 +325,7 @@ def _row(
         optimizer=optimizer,
         loss="as dense" if dense else seen.kind if seen else "not measured",
         steps=getattr(seen, "steps", None),
+        ratio=getattr(seen, "ratio", None),
     )
 
 

@@ -44,7 +44,8 @@ to loss  seconds to the loss that dense reaches in a step; rows are ranked by it
 Muon     its matrix products, if the row has Muon in place of your optimizer
 link     bytes that leave a worker in a step
 why not  "loss": the final loss of small models was not close to dense's, or was
-         close only on tasks that were used to choose settings"""
+         close only on tasks that were used to choose settings, or was measured with
+         less than half of this compression"""
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:

@@ -212,16 +212,24 @@ class Model(NamedTuple):
         """Seconds of the fastest dense row."""
         return min(self.seconds(way, link) for way in ways if way.row.dense)
 
+    def link_bytes(self, way: Way) -> float:
+        """Bytes that leave a worker over its slow link in a step, on average."""
+        slow = [c for c in way.collectives if self.groups.slow in (c.axes or ())]
+        return way.times * sum(c.link_bytes(c.workers or 1) for c in slow) / way.row.every
+
     def plan_row(self, way: Way, ways: Sequence[Way]) -> PlanRow:
         """The prediction for one of the rows."""
         own, parts, seconds = way.row, self.parts(way, self.link), self.seconds(way, self.link)
-        slow = [c for c in way.collectives if self.groups.slow in (c.axes or ())]
+        link_bytes = self.link_bytes(way)
+        dense = max(self.link_bytes(way) for way in ways if way.row.dense)
+        if own.ratio and own.loss in ACCEPTED and dense > 2 * own.ratio * link_bytes:
+            own = dataclasses.replace(own, loss="check")
         return PlanRow(
             name=own.name,
             code=own.code(self.groups.axis_name),
             seconds=seconds,
             speed_up=self.best_dense(ways, self.link) / seconds,
-            link_bytes=way.times * sum(c.link_bytes(c.workers or 1) for c in slow) / own.every,
+            link_bytes=link_bytes,
             break_even=None if own.dense else self.break_even(way, ways),
             loss=own.loss,
             steps=own.to_loss,

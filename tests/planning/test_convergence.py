@@ -86,7 +86,7 @@ def test_so_are_those_of_the_held_out_tasks(figures):
             loss = figures.mean_loss(found, RUNS.get(row, row))
             above.append(100 * (loss / figures.best_dense(found) - 1))
         assert len(above) == 4
-        assert seen == pytest.approx((statistics.mean(above), max(above)), abs=0.051), row
+        assert seen[:2] == pytest.approx((statistics.mean(above), max(above)), abs=0.051), row
 
 
 def test_so_are_those_of_steps():

@@ -179,3 +179,12 @@ def test_what_a_plan_recommends_is_never_slower_than_dense(workers):
         found = fg.planning.Plan(sort([model.plan_row(way, ways) for way in ways]))
         assert found.best.seconds <= min(model.seconds(way, link) for way in ways if way.row.dense)
         assert found.compress == (found.best.break_even is not None)
+
+
+def test_a_loss_is_one_to_check_beyond_twice_the_ratio_it_was_measured_with():
+    name = "PowerSGD 4, Muon with a lead"
+    for side, loss in ((64, "close"), (4096, "check")):
+        like = {"w": jax.ShapeDtypeStruct((side, side), "float32")}
+        plan = fg.planning.plan(like, step="1s", link="1mbit", workers=4, device="h100")
+        row = next(row for row in plan.rows if row.name == name)
+        assert (row.loss, "check" in row.why_not) == (loss, loss == "check")
