@@ -115,6 +115,8 @@ def open_store(url: str, *, make: bool = True) -> Store:
       >>> store.create("a/b", b"first"), store.create("a/b", b"second"), store.read("a/b")
       (True, False, b'first')
     """
+    if not url:  # an unset variable: the current folder would be a run of its own
+        raise _url_error(url, "empty")
     scheme = scheme_of(url)
     # Stores drop the end of such a URL, so two runs would share a folder.
     if scheme and any(mark in "#?" or not mark.isprintable() for mark in url):

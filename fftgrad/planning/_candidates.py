@@ -36,7 +36,8 @@ STEPS: dict[Loss, float] = {
 class HeldOut(NamedTuple):
     """The loss after 1,000 steps, in per cent above the better of dense Adam and dense Muon.
 
-    Of four tasks that no setting was chosen on, with 8 workers and two seeds: `benchmarks/held_out.py`.
+    Of four tasks that no setting was chosen on, with 8 workers and two seeds:
+    `benchmarks/held_out.py`.
     """
 
     mean: float  # over the tasks

@@ -33,6 +33,7 @@ class Device(NamedTuple):
 STREAM, PRODUCT = 0.8, 0.4
 """The shares of a peak that kernels are expected to reach: on memory, and in matrix products."""
 # Peaks of the vendors' data sheets: bytes a second, and dense TF32 or, on a TPU, bfloat16 flops.
+TPU: dict[str, Any] = {"launch": 1e-6, "passes": 12.0, "error": 10.0}
 # A launch takes 3 to 5 us on a GPU. A TPU runs its program without a host, but XLA's own count of
 # bytes is 12 times that of an H100's program, in the geometric mean of 20 programs of codecs
 # (benchmarks/results/programs), between 1 and 71 times.
@@ -42,7 +43,7 @@ KNOWN = {
         ("H100", "gpu", 3.35e12, 495e12, {}),
         ("A100", "gpu", 2.04e12, 156e12, {}),
         ("L40S", "gpu", 0.864e12, 183e12, {}),
-        ("v5e", "tpu", 0.819e12, 197e12, {"launch": 1e-6, "passes": 12.0, "error": 10.0}),
+        ("v5e", "tpu", 0.819e12, 197e12, TPU),
     )
 }
 
@@ -94,6 +95,7 @@ def measured() -> Device:
         bytes_per_second=8 * COPY_VALUES / copy_seconds(),
         flops_per_second=2 * side**3 / _least(lambda: product(x)),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        **(TPU if jax.default_backend() == "tpu" else {}),
     )
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import PyTree
+from fftgrad._values import check_count
 
 VOCABULARY = 32_000
 MODELS: dict[str, tuple[int, int, int]] = {
@@ -39,6 +40,9 @@ def model(name: str) -> PyTree:
 
 def transformer(layers: int, width: int, vocabulary: int = VOCABULARY) -> PyTree:
     """The shapes of a Llama: 12 width^2 values a layer, an embedding and a head of its size."""
+    check_count("plan(--layers)", layers, "use --layers 24.")
+    check_count("plan(--width)", width, "use --width 2048.")
+    check_count("plan(--vocab)", vocabulary, "use --vocab 32000.")
     embeddings = {"embed": (vocabulary, width), "lm_head": (width, vocabulary)}
     return _shapes({**embeddings, "layers": [_layer(width)] * layers, "norm": (width,)})
 

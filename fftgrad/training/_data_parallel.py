@@ -87,6 +87,7 @@ def data_parallel(
         count = next((i for i, arg in enumerate(args, 1) if has_ours(arg)), len(args))
         carried, batch = args[:count], args[count:]
         specs = state_specs(carried, axis_name, param_specs)
+        _check_rows(carried, specs, mesh, axis_name, own_row=True)
         _check_rows(args, (*specs, *jax.tree.map(lambda _: rows, batch)), mesh, axis_name)
 
         @functools.wraps(step)
@@ -114,13 +115,27 @@ def data_parallel(
     return jax.jit(functools.wraps(step)(run), donate_argnums=donate_argnums)
 
 
-def _check_rows(args: PyTree, specs: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
-    """Refuse a state or a batch whose rows the workers do not divide evenly."""
+def _check_rows(
+    args: PyTree, specs: PyTree, mesh: Mesh, axis_name: AxisName, own_row: bool = False
+) -> None:
+    """Refuse rows that the workers do not divide evenly; with `own_row`, other than one each.
+
+    Other rows of what is carried belong to another number of workers, and a step reads the first.
+    """
     leaves = jax.tree.leaves_with_path(args)
     specs = jax.tree.leaves(specs, is_leaf=lambda node: isinstance(node, PartitionSpec))
     for (path, leaf), spec in zip(leaves, specs, strict=True):
         own = not set(_axes.names(axis_name)).isdisjoint(_axes.named(spec))
-        if own and (not leaf.ndim or leaf.shape[0] % _axes.mesh_size(mesh, spec[0])):
+        if not own:
+            continue
+        workers = _axes.mesh_size(mesh, spec[0])
+        if own_row and leaf.shape[:1] != (workers,):
+            raise ValueError(
+                f"data_parallel(arguments{jax.tree_util.keystr(path)}): must have one row for each "
+                f"of {workers} workers, got {leaf.shape}; use fg.init_state(tx, params, mesh, "
+                "axis_name), or fg.checkpoint.reshard_state from another number of workers."
+            )
+        if not leaf.ndim or leaf.shape[0] % workers:
             raise ValueError(
                 f"data_parallel(arguments{jax.tree_util.keystr(path)}): must have rows that the "
                 f"workers of {axis_name!r} divide evenly, got {leaf.shape}; use fg.init_state(tx, "

@@ -129,6 +129,8 @@ def test_a_wrong_url_is_answered():
     for url in ("nonsense://x", "az://bucket/x", "sftp://host/folder"):
         with pytest.raises(ValueError, match="must be that of a store"):
             fg.islands.open_store(url)
+    with pytest.raises(ValueError, match="empty"):
+        fg.islands.open_store("")
     with pytest.raises(ValueError, match="no path of a folder"):
         fg.islands.open_store("file://")
     for end in ("#lr=0.1", "?lr=0.1", "\tlr"):

@@ -150,6 +150,19 @@ def test_an_accelerator_takes_less_the_more_it_moves_and_multiplies():
                 assert 0 < sum(row) < sum(many[name]), name
 
 
+def test_a_tpu_moves_more_bytes_and_a_gather_decodes_all():
+    for row in fg.planning.candidates(squares(1000), 16):
+        if row.name in ("QSGD 4 bits", "signs, two stages"):
+            plain = _devices.KNOWN["h100"]._replace(launch=0.0)
+            counted = [
+                sum(_table._counted(row, MOST, workers, device))
+                for workers, device in ((16, plain), (16, plain._replace(passes=12.0)))
+            ]
+            assert counted[1] == pytest.approx(12 * counted[0])
+            own, twice = (_table._counted(row, MOST, workers, plain)[1] for workers in (16, 32))
+            assert twice == pytest.approx((2 if row.name == "QSGD 4 bits" else 1) * own)
+
+
 def test_rows_of_ones_own_are_not_planned_for_another_device():
     known = {"step": "1s", "link": LINK, "workers": 4, "rows": ROWS, "device": "h100"}
     with pytest.raises(ValueError, match="pass timings"):

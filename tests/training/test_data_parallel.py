@@ -322,6 +322,15 @@ def test_wrong_arguments_are_answered_while_tracing(kind):
             jax.eval_shape(run, *args)
 
 
+def test_rows_of_more_workers_are_refused():
+    """A step reads the first of its rows, so half of the workers would be dropped in silence."""
+    mesh = Mesh(np.array(jax.devices()[:4]), (AXIS,))
+    run = {"rows": fg.exchanges.PerWorker(jnp.ones((8, 3)))}
+    step = fg.data_parallel(lambda run: (run,), mesh, AXIS)
+    with pytest.raises(ValueError, match="one row for each of 4 workers"):
+        step(run)
+
+
 def test_wrong_options_are_answered_at_once():
     for options, error, remedy in [
         ({"axis_name": "date"}, ValueError, r"got 'date' for a mesh with \('data',\); use one"),
