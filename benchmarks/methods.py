@@ -236,7 +236,11 @@ def local(name: str, every: int, **options: Any) -> Method:
 
 
 def local_filled(
-    name: str, every: int, ratio: float, by: Callable[..., fg.Exchange] = fg.AllGather, **options: Any
+    name: str,
+    every: int,
+    ratio: float,
+    by: Callable[..., fg.Exchange] = fg.AllGather,
+    **options: Any,
 ) -> Method:
     """Local steps, then a filled message of what they changed, behind feedback."""
 

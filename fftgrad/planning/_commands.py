@@ -38,8 +38,8 @@ the shapes of your own model, with codec times of this machine:
 """
 LEGEND = """\
 a step   seconds, with the codec, Muon and the link
-steps    to dense's loss, in units of dense's steps: measured, or the most that
-         the class of the loss needs (close 1.2, check 1.5, worse 2)
+steps    to dense's loss, in units of dense's steps: measured, or assumed
+         for the class of the loss (close 1.2, check 1.5, worse 2)
 to loss  seconds to the loss that dense reaches in a step; rows are ranked by it
 Muon     its matrix products, if the row has Muon in place of your optimizer
 link     bytes that leave a worker in a step

@@ -121,7 +121,7 @@ def check_own(owner: str, loss: Any, axis_name: AxisName) -> None:
     """Refuse a loss that JAX types as equal on all workers."""
     if not _axes.varies(loss, axis_name):
         raise ValueError(
-            f"{owner}: must be the loss of one worker's own batch, got a mean or sum over "
+            f"{owner}: must be of one worker's own batch, got a constant, or a mean or sum over "
             f"{axis_name!r}, whose gradient is 1/{_axes.size(axis_name)} of the right one; return "
             f"it before jax.lax.pmean or psum, and report jax.lax.pmean(value, {axis_name!r})."
         )
