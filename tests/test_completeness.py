@@ -66,6 +66,7 @@ CONTRACTS = {
 EXTRAS = {
     "_storage.py": {"orbax", "tensorstore"},
     "_gradients.py": {"matplotlib"},
+    "_plan.py": {"matplotlib"},
     "votes.py": {"dp_accounting"},
     "_autoencoder.py": {"flax"},
     "_store.py": {"obstore"},

@@ -491,5 +491,5 @@ def test_payloads_from_elsewhere_may_be_of_numpy_and_vary():
         out_specs=P("data"),
     )(payloads)
     np.testing.assert_array_equal(inside[0], expected)
-    with pytest.raises(ValueError, match="of each of 1 workers"):
+    with pytest.raises(ValueError, match="stacked for 1 workers"):
         fg.tools.decompress_mean(codec, jax.tree.map(lambda a: a[:0], payloads), x[0])
