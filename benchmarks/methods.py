@@ -239,14 +239,16 @@ def local_filled(
     name: str,
     every: int,
     ratio: float,
-    by: Callable[..., fg.Exchange] = fg.AllGather,
+    by: type[fg.AllGather | fg.TwoStage] = fg.AllGather,
     **options: Any,
 ) -> Method:
     """Local steps, then a filled message of what they changed, behind feedback."""
 
     def around(own: Setting, inner: Transformation) -> Transformation:
-        owners = (own.workers,) if by is fg.TwoStage else ()
-        exchange = fg.Recipe(by(fg.Budget(ratio=ratio), *owners), FEEDBACK)
+        budget = fg.Budget(ratio=ratio)
+        gathers = by is fg.AllGather
+        exchange = fg.AllGather(budget) if gathers else fg.TwoStage(budget, own.workers)
+        exchange = fg.Recipe(exchange, FEEDBACK)
         return fg.optimizers.diloco(inner, optax.sgd(1.0), every, exchange, axis_name=AXIS)
 
     return Method(name, around=around, every=every, own=True, by=by, **options)
