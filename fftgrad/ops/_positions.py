@@ -30,8 +30,8 @@ class Sparse(NamedTuple):
     """Value: a vector that is zero except at some positions; the result of `Selector.sparse`.
 
     Attributes:
-      positions: int32, of any shape, ascending and distinct when flat. Unused slots have n, n + 1,
-      ...
+      positions: int32, of any shape, ascending and distinct when flat. Unused slots count on
+        from n.
       values: values at the positions, of the same shape.
 
     Example:
