@@ -46,7 +46,7 @@ class HeldOut(NamedTuple):
 
     @property
     def kind(self) -> Loss:
-        """As dense within 1 %, close within 3 %, to check within 8 %, in the mean of the tasks."""
+        """Class of the mean: as dense within 1 %, close within 3 %, check within 8 %."""
         if self.mean <= 1:
             return "as dense"
         return "close" if self.mean <= 3 else "check" if self.mean <= 8 else "worse"

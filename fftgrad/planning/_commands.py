@@ -214,7 +214,7 @@ def show_islands(found: fg.islands.Status) -> str:
 
 
 def _plain(text: str) -> str:
-    """What a member wrote, without what would move the cursor."""
+    """Replace characters that would move the cursor."""
     return "".join(mark if mark.isprintable() else "?" for mark in text)
 
 
