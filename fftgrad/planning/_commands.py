@@ -103,14 +103,15 @@ def run_plan(args: argparse.Namespace) -> None:
 
 def _shapes(args: argparse.Namespace) -> Any:
     """The shapes of the model that is asked about."""
+    if (args.width is None) != (args.layers is None):
+        found = f"--layers {args.layers} and --width {args.width}"
+        raise ValueError(f"plan(--width): must be given with --layers, got {found}; use both.")
     if args.model:
         return _models.model(args.model)
     if args.parameters:
         return _models.of_size(parse_count("plan(--parameters)", args.parameters))
     if args.params:
         return planning.load_gradients(args.params).trees[0]
-    if not args.width:
-        raise ValueError("plan(--width): must be given with --layers, got none; use --width 2048.")
     return _models.transformer(args.layers, args.width, args.vocab)
 
 

@@ -12,7 +12,7 @@ from fftgrad._values import check_count
 VOCABULARY = 32_000
 MODELS: dict[str, tuple[int, int, int]] = {
     "gpt2:124M": (12, 768, 50_257),
-    "llama:125M": (12, 768, VOCABULARY),
+    "llama:134M": (12, 768, VOCABULARY),
     "llama:350M": (24, 1024, VOCABULARY),
     "llama:1.3B": (24, 2048, VOCABULARY),
     "llama:7B": (32, 4096, VOCABULARY),
