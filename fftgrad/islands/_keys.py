@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from fftgrad._values import check
+
 RUN = "run.json"
 ANCHORS = "anchors/"
 ROUNDS = "rounds/"
@@ -31,11 +33,9 @@ class Who(NamedTuple):
 
 def check_name(name: object) -> str:
     """Refuse a name that cannot be part of a key."""
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ValueError(
-            f"Island(name): must be 1 to 64 letters, digits, _ and -, got {name!r}; use 'site-1'."
-        )
-    return name
+    fine = isinstance(name, str) and NAME.fullmatch(name) is not None
+    check(fine, "Island(name)", "be 1 to 64 letters, digits, _ and -", repr(name), "use 'site-1'.")
+    return str(name)
 
 
 def round_folder(number: int) -> str:

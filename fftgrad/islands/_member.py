@@ -45,7 +45,7 @@ class Member:
         residual: Residual | None = None,
     ) -> None:
         self.who = Who(_keys.check_name(name), 0)
-        _residual.check(residual, name, model)
+        _residual.refuse_other(residual, name, model)
         self.model, self.settings = model, settings
         self.ledger = Ledger(memory, model)
         self.run = b""  # the bytes of run.json

@@ -19,7 +19,7 @@ import optax
 from jax.experimental import multihost_utils
 
 from fftgrad._contracts import Codec, Like, Memory, Payload, PyTree, Step
-from fftgrad._values import brief
+from fftgrad._values import brief, check
 from fftgrad.exchanges import AllGather, _bucketing, _parts
 from fftgrad.exchanges._all_gather import clipped_mean
 from fftgrad.exchanges._bucketing import Bucket, Bucketing
@@ -75,12 +75,9 @@ class Model:
         leaves = by_path(params).items()
         found = [(path, np.shape(leaf), str(leaf.dtype)) for path, leaf in leaves]
         wanted = [*zip(self.paths, self.shapes, self.dtypes, strict=True)]
-        if found != wanted:
-            odd = [row for row in found if row not in wanted] or found
-            raise ValueError(
-                f"Island.step(params): must have the leaves of Island(params), got {brief(odd)}; "
-                "pass the parameters of the island."
-            )
+        odd = [row for row in found if row not in wanted] or found
+        rule, remedy = "have the leaves of Island(params)", "pass the parameters of the island."
+        check(found == wanted, "Island.step(params)", rule, brief(odd), remedy)
 
     def to_host(self, params: PyTree) -> Tree:
         """Copy the parameters to the host. They may be donated or moved afterwards."""
@@ -118,8 +115,8 @@ def _to_devices(value: np.ndarray[Any, Any], like: Any) -> Any:
 
 def check_finite(tree: Tree) -> None:
     """Refuse parameters that are not finite."""
-    if bad := [path for path, leaf in tree.items() if not np.isfinite(leaf).all()]:
-        raise ValueError(f"Island(params): must be finite, got {bad}; pass the initial ones.")
+    bad = [path for path, leaf in tree.items() if not np.isfinite(leaf).all()]
+    check(not bad, "Island(params)", "be finite", bad, "pass the initial ones.")
 
 
 def blended(own: Tree, common: Tree, share: float) -> Tree:

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from fftgrad._values import check
 from fftgrad.islands._keys import Who
 
 FORMAT = 3
@@ -76,6 +77,13 @@ def read_json(data: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DamagedError("no object of JSON")
     return found
+
+
+def check_format(found: dict[str, Any], what: str) -> None:
+    """Refuse an object of another format. An island waits for no repair, as of a damaged object."""
+    version, rule = found.get("format"), f"have format {FORMAT}"
+    remedy = "use the fftgrad that wrote it, or another folder."
+    check(version == FORMAT, "Island(store)", rule, f"{what} of format {version!r}", remedy)
 
 
 CONTRIBUTION = b"FFTC"
@@ -172,11 +180,8 @@ class Manifest(NamedTuple):
     def from_bytes(cls, data: bytes, number: int) -> "Manifest":
         """Read the manifest of a round; raise `DamagedError` for other bytes."""
         found = unpack_json(data)
-        if (version := found.pop("format", None)) != FORMAT:
-            raise ValueError(  # not DamagedError, for which the island waits
-                f"Island(store): must have format {FORMAT}, got a manifest of round {number} of "
-                f"format {version!r}; use the fftgrad that wrote it."
-            )
+        check_format(found, f"a manifest of round {number}")
+        del found["format"]
         if found["round"] != number:
             raise DamagedError(f"is that of round {found['round']}")
         found["by"] = Who(**found["by"])

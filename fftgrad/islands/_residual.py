@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fftgrad._values import check, check_kind
 from fftgrad.islands import _keys, _round
 from fftgrad.islands._keys import Who
 from fftgrad.islands._model import Model, Programs, Tree, on_host
@@ -48,25 +49,24 @@ def checksum(data: bytes) -> np.uint32:
     return np.uint32(zlib.crc32(data))
 
 
-def check(residual: object, name: str, model: Model) -> None:
+def refuse_other(residual: object, name: str, model: Model) -> None:
     """Refuse the residual of another island or model."""
     if residual is None:
         return
-    remedy = "pass the island.residual of an earlier start."
-    if not isinstance(residual, Residual):
-        raise TypeError(f"Island(residual): must be a Residual, got {type(residual)}; {remedy}")
-    if int(residual.name) != checksum(name.encode()):
-        raise ValueError(f"Island(residual): must be of {name!r}, got another's; {remedy}")
+    argument, remedy = "Island(residual)", "pass the island.residual of an earlier start."
+    check_kind(argument, residual, Residual, remedy)
+    assert isinstance(residual, Residual)
+    same = int(residual.name) == checksum(name.encode())
+    check(same, argument, f"be of {name!r}", "another's", remedy)
     likes = {path: like.shape for path, like in model.likes.items()}
     found = {path: np.shape(leaf) for path, leaf in residual.after.items()}
-    if found != likes:
-        raise ValueError(f"Island(residual): must have {likes}, got {found}; {remedy}")
+    check(found == likes, argument, f"have {likes}", found, remedy)
 
 
 def check_run(residual: Residual | None, run: bytes) -> None:
     """Refuse the residual of another run, such as one that was in the store before."""
-    if residual is not None and int(residual.run) != checksum(run):
-        raise ValueError("Island(residual): must be of this run, got another's; leave it out.")
+    same = residual is None or int(residual.run) == checksum(run)
+    check(same, "Island(residual)", "be of this run", "another's", "leave it out.")
 
 
 def is_open(residual: Residual, own: Who, opened: int) -> Steps[bool]:

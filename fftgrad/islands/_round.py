@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from fftgrad._contracts import Like, PyTree
+from fftgrad._values import check
 from fftgrad.exchanges._parts import Payloads
 from fftgrad.islands import _keys, _objects
 from fftgrad.islands._keys import Who
@@ -168,11 +169,10 @@ def enter_anchor(
             found = reader.read(data)
         else:  # anchors were removed, or are not listed yet
             found = yield from later_anchor(reader, -1, deadline, tell)
-    if found is None:
-        raise ValueError(
-            f"Island(store): must have an anchor that is intact and fits, got another ({problem}); "
-            "pass the outer optimizer of the run, or use another folder."
-        )
+    remedy = "pass the outer optimizer of the run, or use another folder."
+    rule = "have an anchor that is intact and fits"
+    check(found is not None, "Island(store)", rule, f"another ({problem})", remedy)
+    assert found
     return found
 
 
@@ -329,21 +329,19 @@ def manifest_of(
 
 
 def _check(contribution: Contribution, who: Who, anchor: Anchor, model: str, stale: int) -> None:
-    number = anchor.round
-    if contribution.who != who:
-        raise DamagedError(f"says that it is of {contribution.who}")
-    if contribution.round != number:
-        raise DamagedError(f"for round {contribution.round}")
-    if contribution.model != model:
-        raise DamagedError("of another model")
-    if contribution.fault:
-        raise DamagedError(contribution.fault)
-    if contribution.anchor != anchor.digest:
-        raise DamagedError(f"holds another anchor, {contribution.anchor}")
-    if contribution.base > number:
-        raise DamagedError(f"starts from round {contribution.base}, which is not there yet")
-    if number - contribution.base > stale:
-        raise DamagedError(f"stale: starts from round {contribution.base}")
+    number, base = anchor.round, contribution.base
+    faults = (
+        (contribution.who != who, f"says that it is of {contribution.who}"),
+        (contribution.round != number, f"for round {contribution.round}"),
+        (contribution.model != model, "of another model"),
+        (contribution.fault, contribution.fault),
+        (contribution.anchor != anchor.digest, f"holds another anchor, {contribution.anchor}"),
+        (base > number, f"starts from round {base}, which is not there yet"),
+        (number - base > stale, f"stale: starts from round {base}"),
+    )
+    for is_there, fault in faults:
+        if is_there:
+            raise DamagedError(fault)
 
 
 def _norm(programs: Programs, contribution: Contribution) -> float:

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from fftgrad._values import check_count, check_kind, check_within, value
+from fftgrad._values import check, check_count, check_kind, check_within, value
 from fftgrad.exchanges import AllGather
 from fftgrad.islands import _keys, _objects
 from fftgrad.islands._keys import Who
@@ -69,33 +69,23 @@ def enter_run(model: Model, settings: Settings, own: str) -> Steps[bytes]:
     about = {"id": own, "model": model.described, "settings": mine}
     try:
         data = yield from settle(_keys.RUN, _objects.pack_json(about))
-        if (yield Create(_keys.RUN, data)):  # the same bytes, in case the server replaces them
-            raise ValueError(
-                "Island(store): must keep existing objects, got a store that replaces run.json; "
-                "use a server with If-None-Match, or a folder."
-            )
-        if (version := _objects.read_json(data).get("format")) != _objects.FORMAT:
-            raise ValueError(
-                f"Island(store): must have format {_objects.FORMAT}, got a run of format "
-                f"{version!r}; use the fftgrad that wrote it, or another folder."
-            )
+        is_new = yield Create(_keys.RUN, data)  # the same bytes, in case the server replaces them
+        got, remedy = "a store that replaces run.json", "use a server with If-None-Match."
+        check(not is_new, "Island(store)", "keep existing objects", got, remedy)
+        _objects.check_format(_objects.read_json(data), "a run")
         run = _objects.unpack_json(data)
     except DamagedError as error:
         raise ValueError(
             f"Island(store): must have an intact {_keys.RUN}, got damage ({error}); repair it, or "
             "use another folder."
         ) from None
-    if run["model"] != model.described:
-        odd = [row for row in model.described if row not in run["model"]][:4]
-        raise ValueError(
-            f"Island(params): must have the {len(run['model'])} leaves of the run, got "
-            f"{len(model.paths)}, of which the run lacks {odd}; use another folder."
-        )
-    if run["settings"] != mine:
-        raise ValueError(
-            f"Island(settings): must be those of the run, {run['settings']}, got {mine}; pass the "
-            "same, or use another folder."
-        )
+    rule = f"have the {len(run['model'])} leaves of the run"
+    odd = [row for row in model.described if row not in run["model"]][:4]
+    found = f"{len(model.paths)}, of which the run lacks {odd}"
+    same = run["model"] == model.described
+    check(same, "Island(params)", rule, found, "use another folder.")
+    same, rule = run["settings"] == mine, f"be those of the run, {run['settings']}"
+    check(same, "Island(settings)", rule, mine, "pass the same, or use another folder.")
     return data
 
 

@@ -3,6 +3,7 @@
 import math
 from typing import NamedTuple
 
+from fftgrad._values import check
 from fftgrad.islands import _keys, _round
 from fftgrad.islands._objects import DamagedError, Manifest
 from fftgrad.islands._store import List, Performer, Read, Steps, Store, open_store
@@ -67,8 +68,8 @@ def status(store: str | Store, rounds: int = 20) -> Status:
 
 
 def _look(rounds: int) -> Steps[Status]:
-    if (yield Read(_keys.RUN)) is None:
-        raise ValueError("status(store): must have a run, got no run.json; check the URL.")
+    fine = (yield Read(_keys.RUN)) is not None
+    check(fine, "status(store)", "have a run", f"no {_keys.RUN}", "check the URL.")
     anchor = max((yield from _round.anchor_numbers()), default=0)
     keys = yield List(_keys.ROUNDS, _keys.round_folder(max(0, anchor - rounds)))
     closed = [_keys.number_of(key) for key in keys if key.endswith("/manifest.json")]
