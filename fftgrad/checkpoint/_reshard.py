@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fftgrad._contracts import PyTree, State
-from fftgrad._values import check_choice
+from fftgrad._values import check, check_choice
 from fftgrad.checkpoint import _sums
 from fftgrad.exchanges._shards import OfShards, PerShard, Shards, is_rows
 from fftgrad.training._pmean import CompressedPmeanState
@@ -30,25 +30,30 @@ index  the worker's index, whose length is the number of workers, starts fresh
 """
 
 
+class Mark(NamedTuple):
+    """The rule for a leaf that follows from its containers."""
+
+    policy: Policy
+    learned: bool = False  # may start fresh without a warning
+    size: int = 0  # number of values of the part, if the leaf has shards
+    pieces: int = 0  # number of shards of each part
+
+
 class Leaf(NamedTuple):
     """A leaf of a state."""
 
-    policy: Policy
-    learned: bool  # may start fresh without a warning
+    mark: Mark
     shape: tuple[int, ...]  # with all rows
     dtype: str
     # returns the values with a sharding, or on the host for None; for PRNG keys, their data
     read: Callable[[jax.sharding.Sharding | None], Array | jax.Array]
-    size: int = 0  # number of values of the part, if the leaf has shards
-    pieces: int = 0  # number of shards of each part
 
     @property
     def is_key(self) -> bool:
         return self.dtype.startswith("key<")
 
-
-TOLD = ("policy", "learned", "dtype", "size", "pieces")
-"""The fields of a leaf that a checkpoint stores unchanged."""
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
 
 
 class Resharded(NamedTuple):
@@ -125,23 +130,21 @@ def lay_out(old: Mapping[str, Leaf], into: PyTree, missing: Missing, owner: str)
     """Fill a tree like `into` with the leaves of an old state."""
     check_choice(f"{owner}(missing)", missing, get_args(Missing))
     new = describe(into)
-    plan = Plan(_workers_of(old), _workers_of(new))
-    carriers = {name: _carried(old[name], new[name], plan) for name in new if name in old}
+    workers = _workers_of(old), _workers_of(new)
+    carriers = {name: _carried(old[name], new[name], *workers) for name in new if name in old}
     anew = tuple(name for name in new if carriers.get(name) is None)
     left = tuple(name for name in old if name not in new)
     unlike = [
-        f"{n} must be {_told(new[n])}, got {_told(old.get(n))}"
+        f"{n} must be {new[n]}, got {old.get(n, 'nothing')}"
         for n in anew
         # An exchange with a residual of its shards may start without one.
-        if not new[n].learned and (n in old or new[n].policy in ("keep", "mean"))
+        if not new[n].mark.learned and (n in old or new[n].mark.policy in ("keep", "mean"))
     ]
-    unlike += [f"{n} has no place" for n in left if not old[n].learned]
+    unlike += [f"{n} has no place" for n in left if not old[n].mark.learned]
     said = "; ".join(unlike[:4]) + (f"; and {len(unlike) - 4} more" if len(unlike) > 4 else "")
-    if unlike and missing == "refuse":
-        raise ValueError(
-            f"{owner}(state): must have the leaves of the new state, got others: {said}; wrap rows "
-            "of workers in fg.exchanges.PerWorker, or pass missing='zero' to start these fresh."
-        )
+    rule, fine = "have the leaves of the new state", not unlike or missing != "refuse"
+    remedy = "wrap rows of workers in fg.exchanges.PerWorker, or pass missing='zero'."
+    check(fine, f"{owner}(state)", rule, f"others: {said}", remedy)
     if unlike:
         warnings.warn(f"{owner}(missing='zero'): {said}.", RuntimeWarning, stacklevel=3)
 
@@ -153,48 +156,41 @@ def lay_out(old: Mapping[str, Leaf], into: PyTree, missing: Missing, owner: str)
 
     leaves = [placed(*pair) for pair in zip(new, jax.tree.leaves(into), strict=True)]
     tree = jax.tree.unflatten(jax.tree.structure(into), leaves)
-    return Resharded(tree, (plan.before, plan.after), anew, left)
+    return Resharded(tree, workers, anew, left)
 
 
-class Plan(NamedTuple):
-    """The numbers of workers of the old and the new state."""
-
-    before: int
-    after: int
-
-
-def _carried(old: Leaf, new: Leaf, plan: Plan) -> Callable[[Any], Any] | None:
+def _carried(old: Leaf, new: Leaf, before: int, after: int) -> Callable[[Any], Any] | None:
     """Return the conversion from the old leaf to the new one; None if the leaf starts fresh."""
-    floats = all("float" in leaf.dtype for leaf in (old, new))
-    if old.dtype != new.dtype and not (floats and old.policy != "keep"):
+    floats, policy = all("float" in leaf.dtype for leaf in (old, new)), old.mark.policy
+    if old.dtype != new.dtype and not (floats and policy != "keep"):
         return None
-    same = plan.before == plan.after and old.pieces == new.pieces
-    if same or old.policy == new.policy == "keep":
+    same = before == after and old.mark.pieces == new.mark.pieces
+    if same or policy == new.mark.policy == "keep":
         return old.read if old.shape == new.shape else None
-    if old.policy != new.policy or old.policy in ("index", "reset"):
+    if policy != new.mark.policy or policy in ("index", "reset"):
         return None
-    if old.policy == "cut":
-        rows = old.shape[0] // plan.before * plan.after
-        shape = (rows, -(-old.size // new.pieces), *old.shape[2:])
-        fits = new.size in (0, old.size) and plan.after % new.pieces == 0 and new.shape == shape
-        return (lambda _: _cut_again(old, new.pieces, plan)) if fits else None
-    if old.shape[1:] != new.shape[1:] or new.shape[0] * plan.before != old.shape[0] * plan.after:
+    if policy == "cut":
+        size, pieces = old.mark.size, new.mark.pieces
+        shape = (old.shape[0] // before * after, -(-size // pieces), *old.shape[2:])
+        fits = new.mark.size in (0, size) and after % pieces == 0 and new.shape == shape
+        return (lambda _: _cut_again(old, pieces, before, after)) if fits else None
+    if old.shape[1:] != new.shape[1:] or new.shape[0] * before != old.shape[0] * after:
         return None
-    return lambda _: _spread(old, plan)
+    return lambda _: _spread(old, before, after)
 
 
-def _of_each(leaf: Leaf, plan: Plan) -> Array:
+def _of_each(leaf: Leaf, workers: int) -> Array:
     """Return the rows of the workers, [N, m, ...], for m shards of model axes."""
     rows = np.asarray(leaf.read(None))
-    return rows.reshape(plan.before, len(rows) // plan.before, *rows.shape[1:])
+    return rows.reshape(workers, len(rows) // workers, *rows.shape[1:])
 
 
 def _joined(rows: Array) -> Array:
     return rows.reshape(rows.shape[0] * rows.shape[1], *rows.shape[2:])  # -1 fails if empty
 
 
-def _spread(old: Leaf, plan: Plan) -> Array:
-    flat = _joined(spread(_of_each(old, plan), plan.after))
+def _spread(old: Leaf, before: int, after: int) -> Array:
+    flat = _joined(spread(_of_each(old, before), after))
     if not old.is_key:
         return flat
     keys = jax.random.wrap_key_data(
@@ -203,12 +199,11 @@ def _spread(old: Leaf, plan: Plan) -> Array:
     return np.asarray(jax.random.key_data(jax.vmap(jax.random.fold_in)(keys, np.arange(len(keys)))))
 
 
-def _cut_again(old: Leaf, pieces: int, plan: Plan) -> Array:
-    rows = np.moveaxis(_of_each(old, plan), 1, 2)  # [N, s, m, ...]
-    groups = rows.reshape(-1, old.pieces, *rows.shape[1:])
-    joined = np.stack([join(group, old.size) for group in groups])
-    after = spread(joined, plan.after // pieces)
-    return _joined(np.moveaxis(np.concatenate([cut(group, pieces) for group in after]), 2, 1))
+def _cut_again(old: Leaf, pieces: int, before: int, after: int) -> Array:
+    rows = np.moveaxis(_of_each(old, before), 1, 2)  # [N, s, m, ...]
+    groups = rows.reshape(-1, old.mark.pieces, *rows.shape[1:])
+    joined = spread(np.stack([join(g, old.mark.size) for g in groups]), after // pieces)
+    return _joined(np.moveaxis(np.concatenate([cut(group, pieces) for group in joined]), 2, 1))
 
 
 def spread(rows: Array, workers: int) -> Array:
@@ -216,26 +211,19 @@ def spread(rows: Array, workers: int) -> Array:
 
     For integers and flags, a new row is that of the first old interval that it meets.
     """
+    before = len(rows)
     if not jnp.issubdtype(rows.dtype, jnp.inexact):
-        return rows[[j * len(rows) // workers for j in range(workers)]]
+        return rows[[j * before // workers for j in range(workers)]]
     wide = np.complex128 if np.issubdtype(rows.dtype, np.complexfloating) else np.float64
     out = np.empty((workers, *rows.shape[1:]), rows.dtype)
-    for j in range(workers):
-        shares = list(_shares(j, workers, len(rows)))
-        if len(shares) == 1:
-            out[j] = rows[shares[0][0]]
-            continue
-        total = sum(share * rows[i].astype(wide) for i, share in shares)
-        out[j] = np.asarray(total).astype(rows.dtype)
+    i, j = np.arange(before), np.arange(workers)[:, None]  # intervals of 1 / (before · workers)
+    common = np.minimum((j + 1) * before, (i + 1) * workers) - np.maximum(j * before, i * workers)
+    for number, shares in enumerate(np.maximum(common, 0) / before):
+        met = np.flatnonzero(shares)
+        total = sum(shares[k] * rows[k].astype(wide) for k in met)
+        # One old row keeps its bits.
+        out[number] = rows[met[0]] if len(met) == 1 else np.asarray(total).astype(rows.dtype)
     return out
-
-
-def _shares(j: int, workers: int, before: int) -> Iterator[tuple[int, float]]:
-    """Yield the old rows of a new row, with their shares."""
-    start, stop = j * before, (j + 1) * before  # in units of 1 / (before · workers)
-    for i in range(start // workers, -(-stop // workers)):
-        overlap = min(stop, (i + 1) * workers) - max(start, i * workers)
-        yield i, overlap / before
 
 
 def join(rows: Array, size: int) -> Array:
@@ -285,28 +273,21 @@ def _placed(values: Array | jax.Array, like: Any) -> Any:
     return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
 
 
-def _told(leaf: Leaf | None) -> str:
-    return "nothing" if leaf is None else f"{leaf.dtype}{list(leaf.shape)}"
-
-
 def _workers_of(leaves: Mapping[str, Leaf]) -> int:
     """Return the number of workers of a state; 1 if it has no rows of workers."""
-    policies: tuple[Policy, ...] = ("index", "mean", "reset")
-    known = (a for policy in policies for a in leaves.values() if a.policy == policy and a.shape)
-    return next((leaf.shape[0] for leaf in known), 1)
+    rows = [(leaf.mark.policy, leaf.shape[0]) for leaf in leaves.values() if leaf.shape]
+    known = (n for policy in ("index", "mean", "reset") for own, n in rows if own == policy)
+    return next(known, 1)
 
 
 def describe(tree: PyTree) -> dict[str, Leaf]:
     """Describe the leaves of a tree, by path, in their order."""
     out: dict[str, Leaf] = {}
     for path, leaf, mark in _walk((), tree, SHARED):
-        name = name_of(path)
         is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         dtype = f"key<{jax.random.key_impl(leaf)}>" if is_key else str(jnp.result_type(leaf))
         read = _reader(jax.random.key_data(leaf) if is_key else leaf)
-        out[name] = Leaf(
-            mark.policy, mark.learned, jnp.shape(leaf), dtype, read, mark.size, mark.pieces
-        )
+        out[name_of(path)] = Leaf(mark, jnp.shape(leaf), dtype, read)
     return out
 
 
@@ -314,15 +295,6 @@ def name_of(path: tuple[Any, ...]) -> str:
     """Write a path as text, with one notation for keys, positions and fields of any container."""
     texts = (jax.tree_util.keystr((key,), simple=True) for key in path)
     return ".".join(quote(text, safe=" ").replace(".", "%2E") for text in texts)
-
-
-class Mark(NamedTuple):
-    """The rule for a leaf that follows from its containers."""
-
-    policy: Policy
-    learned: bool = False
-    size: int = 0
-    pieces: int = 0
 
 
 SHARED, OF_SHARDS, ANEW = Mark("keep"), Mark("reset"), Mark("reset", learned=True)

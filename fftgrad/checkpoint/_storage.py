@@ -15,9 +15,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from fftgrad._contracts import PyTree
-from fftgrad._values import brief, check_count, local_path, missing_extra
+from fftgrad._values import check, check_count, check_type, local_path, missing_extra
 from fftgrad.checkpoint import _reshard, _sums
-from fftgrad.checkpoint._reshard import Leaf, Missing
+from fftgrad.checkpoint._reshard import Leaf, Mark, Missing
 
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp
@@ -67,17 +67,14 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
         array = jax.random.key_data(value) if leaf.is_key else _as_array(value)
         if array.size:  # Orbax cannot write an empty array
             arrays[name] = array
-        told = {field: getattr(leaf, field) for field in _reshard.TOLD}
-        about[name] = told | {"shape": list(leaf.shape), "sum": _sums.total(array)}
+        told = {"dtype": leaf.dtype, "shape": list(leaf.shape), "sum": _sums.total(array)}
+        about[name] = leaf.mark._asdict() | told
     args = orbax().args
     parts = {ARRAYS: args.PyTreeSave(arrays), ABOUT: args.JsonSave(signed(about))}
     with opened(folder, keep) as manager:
         newest = manager.latest_step()
-        if newest is not None and step <= newest:
-            raise ValueError(
-                f"save(step): must be later than the newest step, {newest}, got {step}; use "
-                "another folder."
-            )
+        fine, rule = newest is None or step > newest, f"be later than the newest step, {newest}"
+        check(fine, "save(step)", rule, step, "use another folder.")
         manager.save(step, args=args.Composite(**parts))
 
 
@@ -86,11 +83,8 @@ def _check_leaves(tree: PyTree) -> None:
         argument = f"save(tree{jax.tree_util.keystr(path)})"
         kinds = jax.Array | np.ndarray | np.generic | bool | int | float | complex
         is_array = isinstance(leaf, kinds) and not isinstance(leaf, np.ma.MaskedArray)
-        if not (is_array and stores(_as_array(leaf).dtype)):
-            raise TypeError(
-                f"{argument}: must be an array or a number of a dtype that Orbax stores, got "
-                f"{brief(leaf)}; convert it, such as uint4 to uint8, or leave it out."
-            )
+        fine, remedy = is_array and stores(_as_array(leaf).dtype), "convert it, or leave it out."
+        check_type(fine, argument, "be an array of a dtype that Orbax stores", leaf, remedy)
 
 
 def _as_array(value: Any) -> Any:
@@ -161,11 +155,8 @@ def restore(
     """
     for leaf in jax.tree.leaves(like):
         mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
-        if isinstance(mesh, jax.sharding.AbstractMesh):
-            raise ValueError(
-                f"restore(like): must have shardings over devices, got {mesh}; pass a fresh state "
-                "of fg.init_state."
-            )
+        fine, rule = not isinstance(mesh, jax.sharding.AbstractMesh), "have shardings over devices"
+        check(fine, "restore(like)", rule, mesh, "pass a fresh state of fg.init_state.")
     folder = local_path("restore(directory)", directory)
     with opened(folder) as manager:
         steps = sorted(manager.all_steps(), reverse=True)
@@ -200,9 +191,10 @@ def _read(manager: Any, step: int, like: PyTree, missing: Missing) -> _reshard.R
 
     old = {
         name: Leaf(
-            read=reader(name, row),
-            shape=tuple(row["shape"]),
-            **{field: row[field] for field in _reshard.TOLD},
+            Mark(*(row[field] for field in Mark._fields)),
+            tuple(row["shape"]),
+            row["dtype"],
+            reader(name, row),
         )
         for name, row in about["leaves"].items()
     }

@@ -9,9 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fftgrad._values import check
 from fftgrad.ops import _random
 
 CHUNK = 1 << 16
+RULE = "be the same on all devices that hold it"
+REMEDY = """shard the state by fg.state_specs, and wrap transformations before compressed_pmean in \
+fg.local_state."""
 
 
 def total(leaf: Any) -> int:
@@ -79,13 +83,8 @@ def check_copies(arrays: Mapping[str, object], owner: str) -> None:
             first: dict[str, tuple[Any, int]] = {}
             for device, own in zip(devices, column.tolist(), strict=True):
                 other, expected = first.setdefault(str(places[device]), (device, own))
-                if own != expected:
-                    raise ValueError(
-                        f"{owner}({name}): must be the same on all devices that hold it, got "
-                        f"different copies on {device} and {other}; shard the state by "
-                        "fg.state_specs, and wrap transformations before compressed_pmean in "
-                        "fg.local_state."
-                    )
+                got = f"different copies on {device} and {other}"
+                check(own == expected, f"{owner}({name})", RULE, got, REMEDY)
 
 
 def _has_copies(array: jax.Array) -> bool:
