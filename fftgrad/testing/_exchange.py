@@ -47,7 +47,6 @@ def check_exchange(
     like: PyTree = None,
     *,
     mesh: Mesh | None = None,
-    mean_of_sent: bool = True,
     max_error: float = _laws.MAX_ERROR,
 ) -> None:
     """Function: check the laws of the contract on your own exchange.
@@ -65,7 +64,6 @@ def check_exchange(
       exchange: an exchange for the workers of the mesh.
       like: the shapes of a gradient, a pytree; by default three vectors and a small tree.
       mesh: a mesh with the axes of the exchange; by default `("data",)` over four devices.
-      mean_of_sent: False for an exchange that compresses the mean again.
       max_error: bound of ||x - mean|| / ||x||, for the mean x of related gradients; inf skips the
         law "fidelity", for an exchange that must learn first.
 
@@ -85,7 +83,7 @@ def check_exchange(
     for tree in LIKES if like is None else (like,):
         # The first bucket that `compressed_pmean` would pass.
         bucket = _bucketing.bucket_likes(tree, Bucketing().for_exchange(exchange))[0]
-        _check(laws, exchange, bucket, mesh, mean_of_sent, max_error)
+        _check(laws, exchange, bucket, mesh, max_error)
 
 
 def _mesh(mesh: Mesh | None) -> Mesh:
@@ -100,9 +98,7 @@ def _mesh(mesh: Mesh | None) -> Mesh:
     return Mesh(np.array(jax.devices()[:WORKERS]), ("data",), axis_types=(AxisType.Auto,))
 
 
-def _check(
-    laws: Laws, exchange: Exchange, like: PyTree, mesh: Mesh, mean_of_sent: bool, max_error: float
-) -> None:
+def _check(laws: Laws, exchange: Exchange, like: PyTree, mesh: Mesh, max_error: float) -> None:
     name = ", ".join(f"float32{list(leaf.shape)}" for leaf in jax.tree.leaves(like))
     size = sum(leaf.size for leaf in jax.tree.leaves(like))
     workers, axes = mesh.size, tuple(mesh.axis_names)
@@ -131,7 +127,7 @@ def _check(
         inputs, when = _inputs_of(like, workers, number), f"{name}, step {number}"
         for what, x in inputs.items() if number == 0 else ((USUAL, inputs[USUAL]),):
             got: Any = program(x, state, np.int32(number))
-            _good(laws, x, got, workers, mean_of_sent, f"for {what}, {when}")
+            _good(laws, x, got, workers, f"for {what}, {when}")
         got = program(inputs[USUAL], state, np.int32(number))
         if size > 8 and max_error < math.inf:  # an exchange may send none of a few values
             x, mean = (_mean(tree) for tree in (inputs[USUAL], got.mean))
@@ -151,9 +147,7 @@ def _mean(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda a: np.asarray(a, np.float64).mean(0), tree)
 
 
-def _good(
-    laws: Laws, x: PyTree, got: Averaged, workers: int, mean_of_sent: bool, where: str
-) -> None:
+def _good(laws: Laws, x: PyTree, got: Averaged, workers: int, where: str) -> None:
     """Laws of finite values: replicas, finite, mean."""
     rows = [np.asarray(a) for a in jax.tree.leaves((got.mean, got.stats))]
     laws.need(
@@ -164,9 +158,9 @@ def _good(
     laws.finite((got.mean, got.error), where, "divide by the workers before adding.")
     rule, remedy = "stats.finite must be True for finite values", "use jnp.all(jnp.isfinite(x))."
     laws.need(np.all(got.stats.finite), "finite", rule, f"False {where}", remedy)
-    if mean_of_sent and got.error is not None:
+    if got.error is not None:
         rule = "mean must be the mean of x - error over the workers"
-        remedy = "return x minus the sent values as `error`, or pass mean_of_sent=False."
+        remedy = "return x minus the sent values as `error`, or None to keep it in the state."
         sent = jax.tree.map(lambda x, e: np.asarray(x, np.float64) - np.asarray(e), x, got.error)
         found, wanted = _mean(got.mean), _mean(sent)
         # The error has the rounding of x, so small sent values vanish beside a huge x.

@@ -360,7 +360,7 @@ def test_a_residual_is_checked():
     store = memory()
     with greedy(store) as island:
         residual = island.residual
-    with pytest.raises(TypeError, match="must be a residual, got {"):
+    with pytest.raises(TypeError, match=r"must be a residual, got \{"):
         greedy(store, {"": np.zeros(4)})
     with pytest.raises(ValueError, match="must be of 'b', got another's"):
         greedy(store, residual, "b")
