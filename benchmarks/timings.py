@@ -29,7 +29,7 @@ import optax
 from _hlo import Program
 
 import fftgrad as fg
-from fftgrad.planning import _alone
+from fftgrad.planning import _timing
 
 TABLE = _record.ROOT / "fftgrad/planning/timings.json"
 SIZES = ((1 << 16, 16), (1 << 20, 4), (1 << 20, 16), (1 << 22, 16))
@@ -53,7 +53,7 @@ def copy_seconds() -> float:
 
 
 def squares(values: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """A model of so many parameters, as `fftgrad plan --parameters` has it."""
+    """A model of 16 square matrices, and a vector of the rest."""
     side = math.isqrt(values // 16)
     like = {f"matrix{i}": jax.ShapeDtypeStruct((side, side), jnp.float32) for i in range(16)}
     rest = values - 16 * side**2
@@ -77,7 +77,8 @@ def timing(row: fg.planning.Candidate, values: int, workers: int, seconds: float
     """Values, workers, and the seconds to compress and to decompress."""
     row = plain(row)
     tx, axes = row.transformation("data"), {"data": workers}
-    took = fg.planning.time_exchange(tx, squares(values), axes, seconds=seconds)
+    like, every = squares(values), row.every
+    took = fg.planning.time_exchange(tx, like, axes, every=every, seconds=seconds)
     return [values, workers, took.compress, took.decompress]
 
 
@@ -88,14 +89,14 @@ def counted(
     row, axes = plain(row), {"data": workers}
     like = squares(values)
 
-    def cost(tx: Any, cut: Callable[..., Any] = _alone.alone) -> np.ndarray:
+    def cost(tx: Any, cut: Callable[..., Any] = _timing.alone) -> np.ndarray:
         state = jax.eval_shape(tx.init, like)
         placed = jax.sharding.SingleDeviceSharding(device)
         run = jax.jit(
             cut(tx.update, axes),
             in_shardings=placed,
             out_shardings=placed,
-            donate_argnums=1 if cut is _alone.alone else (),
+            donate_argnums=1 if cut is _timing.alone else (),
         )
         compiled: Any = run.lower(like, state, like).compile()
         found = Program(compiled.as_text()).cost()
@@ -106,7 +107,7 @@ def counted(
     if row.every > 1:  # a conditional counts as its cheapest branch, which sends nothing
         whole = row.every * whole + cost(fg.compressed_pmean(row.recipe, axis_name="data"))
     else:
-        first = cost(tx, _alone.until_sent)
+        first = cost(tx, _timing.until_sent)
     return first.tolist(), whole.tolist()
 
 

@@ -13,9 +13,9 @@ from fftgrad.planning._gradients import (
     load_gradients,
     save_gradients,
 )
-from fftgrad.planning._link import Link, measure_link
-from fftgrad.planning._plan import Plan, PlanRow, plan
-from fftgrad.planning._predict import Timing, predict_step, time_exchange
+from fftgrad.planning._plan import Plan, PlanRow, plan, predict_step
+from fftgrad.planning._predict import Link
+from fftgrad.planning._timing import Timing, measure_link, time_exchange
 
 __all__ = [
     "Analysis",

@@ -12,10 +12,10 @@ import optax
 
 import fftgrad as fg
 from fftgrad._contracts import AxisName, PyTree
-from fftgrad._values import check_choice, check_count, check_kind, check_within, plain, value
+from fftgrad._values import check, check_choice, check_count, check_kind, check_within, plain, value
 from fftgrad.exchanges._bucketing import BUCKET_LIMIT
 from fftgrad.exchanges._recipe import recipe_of
-from fftgrad.planning._inputs import FAST
+from fftgrad.planning._predict import FAST
 
 Loss = Literal["as dense", "close", "check", "worse", "not measured"]
 """The class of the loss in runs of small models: yours may differ."""
@@ -36,20 +36,23 @@ STEPS: dict[Loss, float] = {
 class HeldOut(NamedTuple):
     """The loss after 1,000 steps, in per cent above the better of dense Adam and dense Muon.
 
-    Of four tasks that no setting was chosen on, with 8 workers and two seeds:
-    `benchmarks/held_out.py`.
+    Of tasks that no setting was chosen on, with 8 workers: `benchmarks/held_out.py`.
     """
 
     mean: float  # over the tasks
     worst: float  # of them
     ratio: float | None = None  # most times fewer bytes, if that depends on the model's shapes
+    tasks: int = 4  # with two seeds each; a single task has one seed
 
     @property
     def kind(self) -> Loss:
-        """Class of the mean: as dense within 1 %, close within 3 %, check within 8 %."""
-        if self.mean <= 1:
-            return "as dense"
-        return "close" if self.mean <= 3 else "check" if self.mean <= 8 else "worse"
+        """Class of the mean: as dense within 1 %, close within 3 %, check within 8 %.
+
+        One task is no evidence for others, so the best class is then "check".
+        """
+        if self.mean <= 3 and self.tasks > 1:
+            return "as dense" if self.mean <= 1 else "close"
+        return "check" if self.mean <= 8 else "worse"
 
 
 class Tuned(NamedTuple):
@@ -85,6 +88,7 @@ SEEN: dict[str, HeldOut | Tuned | Longer] = {
     "two stages 25x, Muon": HeldOut(1.4, 6.1),
     "eigenbasis 50x, Muon": HeldOut(1.0, 3.1),
     "4 local steps of Muon, 25x": HeldOut(3.0, 6.0),
+    "4 local steps, two stages, Muon": HeldOut(3.2, 3.2, tasks=1),
     "PowerSGD 4, Muon with a lead": HeldOut(2.8, 6.4, 19.0),
     "PowerSGD rank 4": HeldOut(3.3, 6.8, 19.0),
     "QSGD 4 bits": Tuned(0.4, -0.3),
@@ -99,9 +103,8 @@ SEEN: dict[str, HeldOut | Tuned | Longer] = {
     "signs, two stages": Longer(1.4),
     "2 bits, two stages": Longer(1.13),
     "4 local steps, signs": Longer(1.2),
-    "8 local steps, signs": Longer(1.33),
 }
-"""Of each candidate that is not dense: two seeds, or after 2,000 steps one."""
+"""Of each candidate that is not dense: two seeds, or one after 2,000 steps and of a single task."""
 
 
 LATE = functools.partial(fg.optimizers.feedback_adam, nu=0.0)
@@ -151,11 +154,9 @@ class Candidate:
         check_choice("Candidate(loss)", self.loss, get_args(Loss))
         remedy = "use 1.2 for a fifth more than dense's."
         check_within("Candidate(steps)", self.to_loss, "(0, inf)", remedy)
-        if self.every > 1 and own.bucketing != fg.Bucketing():
-            raise ValueError(
-                f"Candidate(method): must have no bucketing with local steps, got "
-                f"{own.bucketing!r}; leave it to the exchange."
-            )
+        fine, rule = self.every == 1 or own.bucketing == fg.Bucketing(), "have no bucketing"
+        remedy = "leave it to the exchange, because local steps have one bucket."
+        check(fine, "Candidate(method)", rule, repr(own.bucketing), remedy)
 
     @property
     def to_loss(self) -> float:
@@ -226,13 +227,10 @@ def check_rows(rows: Sequence[Candidate]) -> tuple[Candidate, ...]:
         remedy = "use fg.planning.Candidate('mine', fg.AllGather(codec))."
         check_kind("plan(rows)", row, Candidate, remedy)
     names = [row.name for row in rows]
-    if len(set(names)) < len(names):
-        raise ValueError(f"plan(rows): must have a name each, got {names}; rename one.")
-    if not any(row.dense for row in rows):
-        raise ValueError(
-            f"plan(rows): must have a dense row to compare with, got {names}; add "
-            "fg.planning.Candidate('dense', fg.AllReduce(), dense=True)."
-        )
+    each = len(set(names)) == len(names)
+    check(each, "plan(rows)", "have a name each", names, "rename one.")
+    fine, remedy = any(row.dense for row in rows), "add one with dense=True."
+    check(fine, "plan(rows)", "have a dense row to compare with", names, remedy)
     return tuple(rows)
 
 
@@ -283,15 +281,18 @@ def candidates(
         _row("signs, two stages", signs, optimizer=LATE),
         _row("2 bits, two stages", fg.Recipe(two_bits, fg.ErrorFeedback(decay=0.9))),
         _row("4 local steps, signs", signs, every=4),
-        _row("8 local steps, signs", signs, every=8),
     ]
     # A larger one is cut, and dense to those that look for low ranks.
     shapes = [leaf.shape for leaf in jax.tree.leaves(like) if len(leaf.shape) >= 2]
     matrices = any(math.prod(shape) <= BUCKET_LIMIT for shape in shapes)
     sides = {side for shape in shapes for side in (math.prod(shape[:-1]), shape[-1])}
     if matrices:
-        quarter = fg.Recipe(fg.AllGather(fg.Budget(ratio=25)), feedback)
-        rows.append(_row("4 local steps of Muon, 25x", quarter, every=4, optimizer=LOCAL_MUON))
+        for name, exchange in {
+            "4 local steps of Muon, 25x": fg.AllGather(fg.Budget(ratio=25)),
+            "4 local steps, two stages, Muon": fg.TwoStage(fg.Budget(ratio=12.5), workers),
+        }.items():
+            own = fg.Recipe(exchange, feedback)
+            rows.append(_row(name, own, every=4, optimizer=LOCAL_MUON))
     if matrices and fast == 1:
         power_sgd = fg.methods.power_sgd(4)
         turned = fg.Eigenbasis(fg.TwoStage(fg.Budget(ratio=50), workers))

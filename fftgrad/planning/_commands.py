@@ -2,18 +2,28 @@
 
 import argparse
 import functools
+import os
+import pathlib
+import platform
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from importlib import metadata
+from typing import Any, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
 
 import fftgrad as fg
 from fftgrad import planning
-from fftgrad.planning import Link, Plan, _bench, _devices, _gradients, _models, _plan
+from fftgrad._contracts import PyTree
+from fftgrad._values import check, check_count
+from fftgrad.planning import Link, Plan, _devices, _gradients, _plan
 from fftgrad.planning._plan import below
 from fftgrad.planning._predict import Algorithm
 from fftgrad.planning._text import parse_count, quantity, table, three_digits
+from fftgrad.planning._timing import Task, Timed, heavy_tailed, timed_in_turn
 
 DESCRIPTION = """\
 Compressed gradient exchange: predict whether it pays, choose a method, analyze
@@ -50,14 +60,13 @@ why not  "loss": the final loss of small models was not close to dense's, or was
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_mutually_exclusive_group(required=True).add_argument
-    model("--model", metavar="NAME", help=f"a transformer: {', '.join(_models.MODELS)}")
+    model("--model", metavar="NAME", help=f"a transformer: {', '.join(MODELS)}")
     model("--layers", type=int, metavar="N", help="layers of a Llama, with --width")
-    model("--parameters", metavar="N", help="size of a transformer, such as 25M")
     model("--params", metavar="F", help="an .npz file of parameters, to read shapes")
     add = parser.add_argument
     add("--width", type=int, metavar="N", help="width of the model of --layers")
     text = "vocabulary of the model of --layers (default: 32000)"
-    add("--vocab", type=int, default=_models.VOCABULARY, metavar="N", help=text)
+    add("--vocab", type=int, default=VOCABULARY, metavar="N", help=text)
     text = (
         f"the device that will train: this, {', '.join(_devices.KNOWN)}, or a file that `fftgrad "
         "bench` wrote on one like it (default: this, which is measured once)"
@@ -86,7 +95,7 @@ def run_plan(args: argparse.Namespace) -> None:
     """Print the table of a plan, its answer, and the code of the recommended row."""
     fast = args.fast and (args.fast, Link(args.fast_bandwidth, args.fast_latency))
     found = planning.plan(
-        _shapes(args),
+        _asked(args),
         step=args.step,
         workers=args.workers,
         link=Link(args.bandwidth, args.latency),
@@ -101,18 +110,65 @@ def run_plan(args: argparse.Namespace) -> None:
         _plan.draw(found, args.png)
 
 
-def _shapes(args: argparse.Namespace) -> Any:
+def _asked(args: argparse.Namespace) -> Any:
     """The shapes of the model that is asked about."""
-    if (args.width is None) != (args.layers is None):
-        found = f"--layers {args.layers} and --width {args.width}"
-        raise ValueError(f"plan(--width): must be given with --layers, got {found}; use both.")
+    both, found = (args.width is None) == (args.layers is None), f"{args.layers} and {args.width}"
+    check(both, "plan(--layers, --width)", "be given together", found, "use both.")
     if args.model:
-        return _models.model(args.model)
-    if args.parameters:
-        return _models.of_size(parse_count("plan(--parameters)", args.parameters))
+        return model(args.model)
     if args.params:
         return planning.load_gradients(args.params).trees[0]
-    return _models.transformer(args.layers, args.width, args.vocab)
+    return transformer(args.layers, args.width, args.vocab)
+
+
+VOCABULARY = 32_000
+MODELS: dict[str, tuple[int, int, int]] = {
+    "gpt2:124M": (12, 768, 50_257),
+    "llama:134M": (12, 768, VOCABULARY),
+    "llama:350M": (24, 1024, VOCABULARY),
+    "llama:1.3B": (24, 2048, VOCABULARY),
+    "llama:7B": (32, 4096, VOCABULARY),
+}
+"""Layers, width and vocabulary. The sizes of Llama are those of GaLore (arXiv:2403.03507, table 5)
+and of Touvron et al. (arXiv:2302.13971)."""
+
+
+def model(name: str) -> PyTree:
+    """The shapes of a named model."""
+    remedy = "use --layers and --width for another size."
+    check(name in MODELS, "plan(--model)", f"be one of {', '.join(MODELS)}", repr(name), remedy)
+    layers, width, vocabulary = MODELS[name]
+    if name.startswith("gpt2"):
+        shapes = {"wte": (vocabulary, width), "wpe": (1024, width), "norm": (2 * width,)}
+        own = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width)}
+        return _shapes(shapes | {"layers": [own | {"down": (4 * width, width)}] * layers})
+    return transformer(layers, width, vocabulary)
+
+
+def transformer(layers: int, width: int, vocabulary: int = VOCABULARY) -> PyTree:
+    """The shapes of a Llama: 12 width^2 values a layer, an embedding and a head of its size."""
+    check_count("plan(--layers)", layers, "use --layers 24.")
+    check_count("plan(--width)", width, "use --width 2048.")
+    check_count("plan(--vocab)", vocabulary, "use --vocab 32000.")
+    embeddings = {"embed": (vocabulary, width), "lm_head": (width, vocabulary)}
+    return _shapes({**embeddings, "layers": [_layer(width)] * layers, "norm": (width,)})
+
+
+def _layer(width: int) -> dict[str, tuple[int, ...]]:
+    hidden = 8 * width // 3
+    attention = dict.fromkeys(("query", "key", "value", "out"), (width, width))
+    return attention | {
+        "gate": (width, hidden),
+        "up": (width, hidden),
+        "down": (hidden, width),
+        "attention_norm": (width,),
+        "mlp_norm": (width,),
+    }
+
+
+def _shapes(tree: Any) -> PyTree:
+    is_shape = lambda node: isinstance(node, tuple)  # noqa: E731
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, jnp.float32), tree, is_leaf=is_shape)
 
 
 def answer(found: Plan) -> str:
@@ -170,15 +226,125 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help=text)
 
 
+CODECS: dict[str, fg.Codec] = {
+    "bfloat16": fg.Cast("bfloat16"),
+    "8 bits": fg.RangeFloat(bits=8),
+    "QSGD, 4 bits": fg.UniformQuantizer(bits=4),
+    "ternary": fg.Ternary(),
+    "sign": fg.Sign(),
+    "EDEN, 2 bits": fg.chain(fg.Hadamard(), fg.codecs.LloydMax(bits=2)),
+    "top-k 1 %": fg.chain(fg.TopK(fraction=0.01), fg.LogQuantizer(bits=4)),
+    "top-k 0.1 %": fg.chain(fg.TopK(fraction=0.001), fg.LogQuantizer(bits=4)),
+    "threshold 1 %": fg.chain(fg.Threshold(fraction=0.01), fg.LogQuantizer(bits=4)),
+    "random-k 1 %": fg.RandomK(fraction=0.01),
+    "FFT 64, 1 %": fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01), fg.LogQuantizer(bits=4)),
+    "DCT 64, DeMo": fg.chain(fg.Dct(block=64), fg.ChunkTopK(chunk=64), fg.Cast("bfloat16")),
+    "DCT 64, budget": fg.chain(fg.Dct(block=64), fg.Budget(ratio=100)),
+    "budget": fg.Budget(ratio=100),
+}
+"""One of each family, by short names."""
+PACKAGES = ("fftgrad", "jax", "jaxlib", "optax", "numpy")
+BENCH_LEGEND = """\
+spread: the median above the fastest round. GB/s: of float32, compressing.
+copies: both ways, in memory copies. pays below: between two workers over a
+faster link it takes longer than the bytes that it saves of float32."""
+
+
+class CodecTimes(NamedTuple):
+    """One codec at one size."""
+
+    name: str
+    compress: Timed
+    decompress: Timed
+    wire_bytes: int  # of one payload
+
+
+def version(package: str) -> str:
+    """The version of an installed package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # on the path, but not installed
+        return "not installed"
+
+
+def machine() -> str:
+    """Versions, devices and processor of this process, in lines."""
+    device, *_ = devices = jax.local_devices()
+    cpu = pathlib.Path("/proc/cpuinfo")
+    named = re.search(r"^model name\s*: (.*)$", cpu.read_text() if cpu.exists() else "", re.M)
+    processor = named[1] if named else platform.processor() or platform.machine()
+    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    return (
+        f"versions  python {platform.python_version()}, {versions}\n"
+        f"devices   {len(devices)} x {device.device_kind} ({device.platform})\n"
+        f"machine   {processor}, {os.cpu_count()} cores, {platform.platform()}"
+    )
+
+
+def time_codecs(
+    values: int, codecs: dict[str, fg.Codec], seconds: float
+) -> tuple[Timed, list[CodecTimes]]:
+    """Time a copy and codecs on heavy-tailed values, in about so many seconds."""
+    like = jax.ShapeDtypeStruct((values,), jnp.float32)
+    inputs = [(x, fg.Step.of(i, i)) for i, x in enumerate(heavy_tailed(like))]
+    tasks: list[Task] = [(jax.jit(lambda a: -a[0]), inputs)]
+    for codec in codecs.values():
+        tasks += _both_ways(codec, inputs, like)
+    copy, *times = timed_in_turn(tasks, seconds / len(tasks))
+    both = zip(codecs.items(), times[::2], times[1::2], strict=True)
+    sent = lambda codec: fg.wire_bytes(codec, like)  # noqa: E731
+    return copy, [CodecTimes(name, down, up, sent(codec)) for (name, codec), down, up in both]
+
+
+def _both_ways(codec: fg.Codec, inputs: Any, like: jax.ShapeDtypeStruct) -> list[Task]:
+    @jax.jit
+    def down(a: tuple[jax.Array, fg.Step]) -> fg.Payload:
+        return fg.compress(codec, a[0], step=a[1])
+
+    @jax.jit
+    def up(a: tuple[fg.Payload, fg.Step]) -> jax.Array:
+        return fg.decompress(codec, a[0], like, step=a[1])
+
+    return [(down, inputs), (up, [(down(one), one[1]) for one in inputs])]
+
+
+def show(values: int, copy: Timed, rows: Sequence[CodecTimes]) -> str:
+    """The table of one size."""
+    size = 4 * values
+    head = ("codec", "compress", "decompress", "spread", "GB/s", "copies", "sent", "ratio")
+    cells: list[tuple[str, ...]] = []
+    for row in rows:
+        both = row.compress.seconds + row.decompress.seconds
+        spread = max(time.seconds / time.least for time in (row.compress, row.decompress)) - 1
+        cells.append(
+            (
+                row.name,
+                quantity(row.compress.seconds, "s"),
+                quantity(row.decompress.seconds, "s"),
+                f"{spread:.0%}",
+                three_digits(size / row.compress.seconds / 1e9),
+                three_digits(both / copy.seconds),
+                quantity(row.wire_bytes, "B"),
+                three_digits(size / row.wire_bytes),
+                quantity(8 * max(0.0, (size - row.wire_bytes) / both), "bit/s"),
+            )
+        )
+    title = (
+        f"\n{values:,} values, {quantity(size, 'B')}; a copy of them takes "
+        f"{quantity(copy.seconds, 's')}, {quantity(size / copy.seconds, 'B/s')}"
+    )
+    return "\n".join([title, table((*head, "pays below"), cells), BENCH_LEGEND])
+
+
 def run_bench(args: argparse.Namespace) -> None:
     """Print the machine, and the times of codecs for each size. Write its figures for plans."""
     sizes = [parse_count("bench(--sizes)", text) for text in args.sizes.split(",")]
-    print(_bench.machine(), flush=True)
+    print(machine(), flush=True)
     _devices.measure()
     print(f"file      {_devices.kept()}, for fftgrad plan --device", flush=True)
     for n in sizes:
-        copy, rows = _bench.time_codecs(n, _bench.CODECS, args.seconds)
-        print(_bench.show(n, copy, rows), flush=True)
+        copy, rows = time_codecs(n, CODECS, args.seconds)
+        print(show(n, copy, rows), flush=True)
 
 
 ISLANDS = """\
@@ -246,8 +412,8 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=f"{examples}\n{EXIT_CODES}",
         formatter_class=formatter,
     )
-    version = f"fftgrad {_bench.version('fftgrad')}"
-    parser.add_argument("--version", action="version", version=version)
+    about = f"fftgrad {version('fftgrad')}"
+    parser.add_argument("--version", action="version", version=about)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (about, examples, add_arguments, run) in COMMANDS.items():
         own = commands.add_parser(

@@ -1,16 +1,29 @@
-"""Devices that a plan is for: accelerators by their public figures, or a measured machine."""
+"""Devices that a plan is for, and codec times on them: from tables of programs, or timed here."""
 
 import datetime
+import functools
+import importlib.resources
 import json
+import math
 import os
 import pathlib
+import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+
+import fftgrad as fg
+from fftgrad._contracts import PyTree
+from fftgrad.exchanges._bucketing import BUCKET_LIMIT
+from fftgrad.planning import _timing
+from fftgrad.planning._candidates import Candidate
+from fftgrad.planning._predict import Groups, count
+from fftgrad.planning._timing import Timing
 
 COPY_VALUES = 1 << 22
 ROUNDS = 20
@@ -28,6 +41,8 @@ class Device(NamedTuple):
     launch: float = 4e-6  # seconds of a kernel that does nothing
     passes: float = 1.0  # bytes that a program moves, in those of the program for an H100
     error: float = 4.0  # the factor within which codec times are expected
+    host: str = ""  # where the figures were measured; empty for public figures
+    load: float = 0.0  # load average of the host before the measurement
 
 
 STREAM, PRODUCT = 0.8, 0.4
@@ -48,31 +63,34 @@ KNOWN = {
 }
 
 
-def find(device: str | os.PathLike[str]) -> Device:
-    """The device of a name, of a file of `fftgrad bench`, or "this" one."""
-    if device == "this":
-        return this()
+def find(device: str | os.PathLike[str], tell: Callable[[str], object] = print) -> Device:
+    """The device of a name, of a file of `fftgrad bench`, or "this" one.
+
+    This one is measured once, and its figures are kept in a file. Figures of another host, such as
+    in a home folder that several hosts share, are measured again, which `tell` reports.
+    """
     if device in KNOWN:
         return KNOWN[str(device)]
-    path = pathlib.Path(device)
+    path = kept() if device == "this" else pathlib.Path(device)
+    if device == "this" and not path.exists():
+        return measure()
     try:
-        return Device(**json.loads(path.read_text()))
+        found = Device(**json.loads(path.read_text()))
     except (OSError, TypeError, ValueError):
         raise ValueError(
             f"plan(device): must be 'this', {', '.join(map(repr, KNOWN))} or a file of `fftgrad "
-            f"bench`, got {str(device)!r}; run `fftgrad bench` on the device, and pass its file."
+            f"bench`, got {str(path)!r}; run `fftgrad bench` on the device, and pass its file."
         ) from None
+    if device == "this" and found.host != platform.node():
+        tell(f"this host again: {path} is of host {found.host or 'unknown'}")
+        return measure()
+    return found
 
 
 def kept() -> pathlib.Path:
     """The file that keeps the figures of this machine."""
     folder = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     return pathlib.Path(folder) / "fftgrad" / f"{_kind().replace(' ', '-').lower()}.json"
-
-
-def this() -> Device:
-    """The device of this process, measured once: later calls read the file."""
-    return find(kept()) if kept().exists() else measure()
 
 
 def measure() -> Device:
@@ -86,6 +104,7 @@ def measure() -> Device:
 def measured() -> Device:
     """The figures of this device, which take a second or two."""
     cpu = jax.default_backend() == "cpu"
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     side = 1024 if cpu else 8192
     x = jnp.ones((side, side), jnp.float32) / side
     product = jax.jit(lambda x: x @ x)
@@ -95,6 +114,8 @@ def measured() -> Device:
         bytes_per_second=8 * COPY_VALUES / copy_seconds(),
         flops_per_second=2 * side**3 / _least(lambda: product(x)),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        host=platform.node(),
+        load=round(load, 2),
         **(TPU if jax.default_backend() == "tpu" else {}),
     )
 
@@ -121,3 +142,171 @@ def _least(run: Callable[[], Any]) -> float:
 
 def _kind() -> str:
     return jax.local_devices()[0].device_kind
+
+
+LARGEST = 1 << 22
+"""Values of the model that is timed instead of a larger one."""
+MUONS = (fg.optimizers.feedback_muon, optax.contrib.muon)
+ITERATIONS = 5
+"""Newton-Schulz iterations of an orthogonalization."""
+TICK = 1e-7
+"""The shortest time that can be told from none."""
+PASSES = 8
+"""Passes over a gradient that groups of workers with fast links make first and last."""
+
+
+class Point(NamedTuple):
+    """Seconds of a row on a CPU, or bytes of its program for a GPU."""
+
+    values: int
+    workers: int
+    compress: float
+    decompress: float
+    compress_kernels: float = 0.0
+    decompress_kernels: float = 0.0
+
+
+@functools.cache
+def load_table(name: str = "timings") -> Mapping[str, Any]:
+    """A table of the package: its head, and the points of each row by its name."""
+    file = importlib.resources.files("fftgrad.planning") / f"{name}.json"
+    found = json.loads(file.read_text())
+    found["rows"] = {row["name"]: [Point(*p) for p in row["points"]] for row in found["rows"]}
+    return found
+
+
+def in_table(rows: Sequence[Candidate]) -> bool:
+    """True if the table has all of them."""
+    return {row.name for row in rows} <= {*load_table()["rows"]}
+
+
+def from_table(
+    rows: Sequence[Candidate], like: PyTree, groups: Groups, device: Device
+) -> tuple[dict[str, Timing], str]:
+    """Codec times on a device, and a sentence that says where they come from."""
+    find = _measured if device.platform == "cpu" else _counted
+    found, values = dict[str, Timing](), count(like)
+    workers, fast = groups.sizes
+    for row in rows:
+        compress, decompress = find(row, values // fast, workers, device)
+        muon = 0.0
+        if getattr(row.optimizer, "func", row.optimizer) in MUONS:
+            muon = orthogonalizing(like) / device.flops_per_second
+        if isinstance(row.recipe.exchange, fg.Eigenbasis):
+            decompress += turning(like) / device.flops_per_second
+        if fast > 1:
+            decompress += PASSES * 4 * values / device.bytes_per_second
+        found[row.name] = Timing(compress, decompress, muon)
+    if device.platform == "cpu":
+        table = load_table()
+        slower = _table_rate() / device.bytes_per_second
+        return found, (
+            f"Codec times: measured on {table['machine']} ({table['date']}), times {slower:.2g}, "
+            f"because a memory copy takes {slower:.2g} times as long on {device.name} (measured "
+            f"{device.date} on host {device.host}, load {device.load:.2g}). To time the codecs "
+            "here, pass --measure (measure=True)."
+        )
+    table = load_table("programs")
+    return found, (
+        f"Codec times: bytes and kernels of programs compiled for an H100 ({table['date']}), at "
+        f"{device.bytes_per_second / 1e12:.2g} TB/s and {device.launch * 1e6:g} us a kernel for "
+        f"{device.name}. Nothing ran on it: expect up to {device.error:g} times these times."
+    )
+
+
+def timed_here(
+    rows: Sequence[Candidate],
+    like: PyTree,
+    groups: Groups,
+    exact: bool,
+    tell: Callable[[str], object],
+) -> tuple[dict[str, Timing], str]:
+    """Time the rows here, and say so; without `exact`, a large model by a smaller one."""
+    times = 1.0 if exact else max(1.0, count(like) / LARGEST)
+    small = like if times == 1 else _timing.smaller(like, 1 / times)
+    found = dict[str, Timing]()
+    for row in rows:
+        tell(row.name)
+        tx = row.transformation(groups.axis)
+        took = _timing.time_exchange(tx, small, groups.axes, every=row.every)
+        found[row.name] = Timing(times * took.compress, times * took.decompress)
+    said = "Codec times: measured here"
+    if times > 1:
+        said += " for 4 million values, and in proportion beyond; measure=True times the whole"
+    return found, f"{said}."
+
+
+def orthogonalizing(like: PyTree) -> float:
+    """Multiplications and additions of Muon, for all matrices but embeddings and heads."""
+    shapes = (sorted(shape) for shape in _matrices(like))
+    return float(sum(ITERATIONS * (4 * a * a * b + 2 * a**3) for a, b in shapes))
+
+
+def turning(like: PyTree, largest: int = fg.Eigenbasis(fg.AllReduce()).largest) -> float:
+    """Multiplications and additions of an eigenbasis, for all sides of at most `largest` values.
+
+    Three pairs of products turn a matrix there, and its mean and what was sent of it back; a pair
+    follows the averages, and a tenth of some products of square ones makes new bases.
+    """
+    shapes = [leaf.shape for leaf in jax.tree.leaves(like) if len(leaf.shape) == 2]
+    sides = [(side, a * b) for a, b in shapes for side in (a, b) if 1 < side <= largest]
+    return float(sum(8 * size * side + side**3 for side, size in sides))
+
+
+def _matrices(like: PyTree) -> list[tuple[int, int]]:
+    """The shapes that Muon orthogonalizes."""
+    numbers = fg.optimizers.muon_dimensions(like)
+    is_leaf = lambda x: x is None or isinstance(x, optax.contrib.MuonDimensionNumbers)  # noqa: E731
+    pairs = zip(jax.tree.leaves(like), jax.tree.leaves(numbers, is_leaf=is_leaf), strict=True)
+    return [leaf.shape for leaf, own in pairs if own is not None and len(leaf.shape) == 2]
+
+
+def _table_rate() -> float:
+    """Bytes that a copy moves in a second on the machine of the table."""
+    return 8 * COPY_VALUES / load_table()["copy_seconds"]
+
+
+def _measured(row: Candidate, values: int, workers: int, device: Device) -> tuple[float, float]:
+    """Seconds to compress and to decompress on a CPU, from the times of another."""
+    slower = _table_rate() / device.bytes_per_second
+    points = load_table()["rows"][row.name]
+    most = max(p.workers for p in points)
+    line = [p for p in points if p.workers == most]
+    compress = _at([(p.values, p.compress) for p in line], values)
+    decompress = _at([(p.values, p.decompress) for p in line], values)
+    if _gathers(row):
+        others = (workers - most) * _each_worker(points) * values
+        decompress = max(decompress * min(1.0, workers / most), decompress + others)
+    return compress * slower, decompress * slower
+
+
+def _counted(row: Candidate, values: int, workers: int, device: Device) -> tuple[float, float]:
+    """Seconds to compress and to decompress, from the bytes and the kernels of a program."""
+    (point,) = load_table("programs")["rows"][row.name]
+    moved = device.passes * values / point.values / device.bytes_per_second
+    launches = device.launch * math.ceil(values / BUCKET_LIMIT)
+    compress = moved * point.compress + launches * point.compress_kernels
+    decompress = moved * point.decompress + launches * point.decompress_kernels
+    return compress, decompress * (workers / point.workers if _gathers(row) else 1.0)
+
+
+def _gathers(row: Candidate) -> bool:
+    """True if each worker decodes the payloads of all."""
+    exchange = row.recipe.exchange
+    own = exchange.slow if isinstance(exchange, fg.Hierarchical) else exchange
+    return isinstance(own, fg.AllGather)
+
+
+def _each_worker(points: Sequence[Point]) -> float:
+    """Seconds that decoding takes for each value and worker."""
+    few, many = (p for p in points if [q.values for q in points].count(p.values) == 2)
+    return max(0.0, many.decompress - few.decompress) / (many.workers - few.workers) / few.values
+
+
+def _at(points: Sequence[tuple[int, float]], values: int) -> float:
+    """Between two sizes by a power of it; beyond the largest in proportion."""
+    sizes, seconds = zip(*points, strict=True)
+    if values >= sizes[-1]:
+        return seconds[-1] * values / sizes[-1]
+    logs = np.log(np.maximum(seconds, TICK))
+    return float(np.exp(np.interp(math.log(max(values, 1)), np.log(sizes), logs)))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 import fftgrad as fg
 from fftgrad._contracts import PyTree
-from fftgrad._values import local_path
+from fftgrad._values import check, check_type, local_path
 from fftgrad.ops._shapes import by_path
 from fftgrad.planning._text import table
 
@@ -105,12 +105,9 @@ def load_gradients(*paths: str | os.PathLike[str]) -> GradientLog:
             match = NAME.fullmatch(name)
             step, worker, leaf = match.groups() if match else (0, 0, name)
             tree = found.setdefault(int(step), {}).setdefault(int(worker), {})
-            if leaf in tree:
-                raise ValueError(
-                    f"load_gradients({path}): must have gradients that the files before it do not "
-                    f"have, got {leaf!r} of step {step} and worker {worker} again; pass each file "
-                    "once, and save plain arrays by fg.planning.save_gradients."
-                )
+            rule = "have gradients that the files before it do not have"
+            got = f"{leaf!r} of step {step} and worker {worker} again"
+            check(leaf not in tree, f"load_gradients({path})", rule, got, "pass each file once.")
             tree[leaf] = array
     return GradientLog({step: dict(sorted(found[step].items())) for step in sorted(found)})
 
@@ -260,11 +257,11 @@ def analyze(
     sizes = {name: np.size(x) for tree in log.trees[:1] for name, x in by_path(tree).items()}
     columns = _columns(sum(sizes.values()), max_values // max(1, len(keys)))
     rows = np.stack([_row(tree, sizes, columns) for tree in log.trees] or [np.zeros(0, np.float32)])
-    if not rows.any() or not np.isfinite(rows).all():
-        raise ValueError(
-            "analyze(gradients): must be finite in float32 and not all zero, got other values or "
-            "none; leave that step out."
-        )
+    fine, rule = (
+        bool(rows.any() and np.isfinite(rows).all()),
+        "be finite in float32 and not all zero",
+    )
+    check(fine, "analyze(gradients)", rule, "other values or none", "leave that step out.")
     # A power of two changes no bit, and squares neither overflow nor vanish.
     rows = np.ldexp(rows, -np.frexp(np.max(np.abs(rows)))[1])
     squares = np.square(rows, dtype=np.float64)
@@ -301,16 +298,11 @@ def _columns(values: int, most: int) -> Array:
 def _row(tree: PyTree, sizes: Mapping[str, int], columns: Array) -> Array:
     """The sample of one gradient, in float32."""
     leaves = {name: np.asarray(x) for name, x in by_path(tree).items()}
-    if {name: x.size for name, x in leaves.items()} != sizes:
-        raise ValueError(
-            "analyze(gradients): must be trees of one structure, got others; pass gradients of one "
-            "model."
-        )
-    if bad := [name for name, x in leaves.items() if not jnp.issubdtype(x.dtype, jnp.floating)]:
-        raise TypeError(
-            f"analyze(gradients): must be of floating-point values, got others for {bad}; leave "
-            "them out."
-        )
+    same = {name: x.size for name, x in leaves.items()} == sizes
+    remedy = "pass gradients of one model."
+    check(same, "analyze(gradients)", "be trees of one structure", "others", remedy)
+    bad = [name for name, x in leaves.items() if not jnp.issubdtype(x.dtype, jnp.floating)]
+    check_type(not bad, "analyze(gradients)", "be floating-point", bad, "leave them out.")
     with np.errstate(over="ignore"):  # what float32 cannot hold is refused later
         whole = [x.ravel().astype(np.float32) for x in leaves.values()]
     return np.concatenate([np.zeros(0, np.float32), *whole])[columns]
@@ -354,18 +346,11 @@ def _leaves(
     of = np.searchsorted(np.cumsum(list(sizes.values())), columns, side="right")
     total, found = np.sum(squares), list[LeafFigures]()
     for name in dict.fromkeys(names):
-        same = [i for i, other in enumerate(names) if other == name]
-        own = np.isin(of, same)
-        if not own.any():
-            continue
-        found.append(
-            LeafFigures(
-                name=name,
-                values=sum(list(sizes.values())[i] for i in same),
-                energy=float(np.sum(squares[:, own]) / total),
-                zeros=float(np.mean(rows[:, own] == 0)),
-            )
-        )
+        same = np.asarray([other == name for other in names])
+        if (own := same[of]).any():
+            values = int(np.asarray(list(sizes.values()))[same].sum())
+            energy = float(np.sum(squares[:, own]) / total)
+            found.append(LeafFigures(name, values, energy, float(np.mean(rows[:, own] == 0))))
     return tuple(found)
 
 

@@ -4,24 +4,34 @@ import dataclasses
 import math
 import os
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import optax
 
 import fftgrad as fg
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
-from fftgrad._values import check_choice, check_count
+from fftgrad._values import check, check_choice, check_count, check_kind, check_transformation
+from fftgrad.exchanges import _bucketing
 from fftgrad.exchanges._bucketing import BUCKET_LIMIT
 from fftgrad.ops._collectives import Collective
-from fftgrad.planning import _devices, _inputs, _link, _predict, _table
+from fftgrad.planning import _devices, _predict, _text, _timing
 from fftgrad.planning._candidates import Candidate, Loss, candidates, check_rows
-from fftgrad.planning._inputs import Groups
-from fftgrad.planning._link import Link
-from fftgrad.planning._predict import Algorithm, Parts, Timing, exchange_seconds, step_seconds
+from fftgrad.planning._predict import (
+    Algorithm,
+    Groups,
+    Link,
+    Parts,
+    count,
+    exchange_seconds,
+    sent_by,
+    step_seconds,
+)
 from fftgrad.planning._text import quantity, table, three_digits
+from fftgrad.planning._timing import Timing
 
 ACCEPTED: tuple[Loss, ...] = ("as dense", "close")
 MARGIN = 0.1
@@ -334,46 +344,43 @@ def plan(
       Agarwal et al., MLSys 2022, arXiv:2103.00543: of 200 set-ups 6 beat well-tuned dense training.
     """
     check_choice("plan(algorithm)", algorithm, get_args(Algorithm))
-    joined, like = _inputs.groups(workers, fast, axis_name), _inputs.like_of("plan", params)
-    own, over = _link.seconds("plan(step)", step), Link.of(link)
+    joined, like = _predict.groups(workers, fast, axis_name), _timing.like_of("plan", params)
+    own, over = _text.seconds("plan(step)", step), Link.of(link)
     place = None if device == "this" else _devices.find(device)
     usual = rows is None
     compared = check_rows(candidates(like, *joined.sizes, list(joined.axes)[-1]) if usual else rows)
     source = "Codec times: as given."
     if timings is None:
-        if usual and not measure and _table.in_table(compared):
-            timings, source = _table.from_table(compared, like, joined, place or _devices.this())
-        elif place:
-            raise ValueError(
-                f"plan(device): must be 'this' for rows of your own and to measure, got "
-                f"{place.name}; pass timings=..., from time_exchange on that device."
-            )
+        if usual and not measure and _devices.in_table(compared):
+            place = place or _devices.find("this", tell)
+            timings, source = _devices.from_table(compared, like, joined, place)
         else:
-            timings, source = _table.timed_here(compared, like, joined, measure, tell)
-    if missing := [row.name for row in compared if row.name not in timings]:
-        raise ValueError(
-            f"plan(timings): must have all rows, got none of {missing}; measure with the same "
-            "rows, or leave timings out."
-        )
+            rule = "be 'this' for rows of your own and to measure"
+            remedy = "pass timings=..., from time_exchange on that device."
+            check(place is None, "plan(device)", rule, device, remedy)
+            timings, source = _devices.timed_here(compared, like, joined, measure, tell)
+    missing = [row.name for row in compared if row.name not in timings]
+    remedy = "measure with the same rows, or leave timings out."
+    check(not missing, "plan(timings)", "have all rows", f"none of {missing}", remedy)
     if buckets is None:
         platform = place.platform if place else jax.default_backend()
         tried = [1] if platform == "cpu" else [1, 8]  # XLA overlaps nothing on a CPU
     else:
         tried = [check_count("plan(buckets)", buckets, "use 1 for no overlap.")]
-    traced: dict[fg.Recipe, tuple[Collective, ...]] = {}
 
-    def way(row: Candidate, buckets: int) -> Way:
-        cut = _cut(row, like, buckets)
-        sent = (
-            _usual(row, like, joined, buckets, traced) if usual else (_sent(cut, like, joined), 1)
-        )
-        return Way(cut, timings[row.name], *sent, buckets)
+    def ways_of(row: Candidate) -> Iterator[Way]:
+        found, pieces = _usual(row, like, joined) if usual else ((), 1)
+        for number in tried:
+            cut, times = _cut(row, like, number), 1
+            if usual:
+                times = pieces if row.every > 1 else max(pieces, number)
+                sent = tuple(c._replace(bytes=c.bytes * pieces // times) for c in found)
+            else:
+                sent = _sent(cut, like, joined)
+            yield Way(cut, timings[row.name], sent, times, number)
 
     model = Model(own, over, joined, algorithm)
-    ways = [
-        min((way(row, count) for count in tried), key=lambda one: model.seconds(one, over))
-        for row in compared
-    ]
+    ways = [min(ways_of(row), key=lambda way: model.seconds(way, over)) for row in compared]
     return Plan(sort([model.plan_row(one, ways) for one in ways]), source)
 
 
@@ -382,37 +389,96 @@ def _cut(row: Candidate, like: PyTree, buckets: int) -> Candidate:
     bucketing = row.recipe.bucketing
     if buckets == 1 or row.every > 1 or bucketing.bucket_bytes is not None:
         return row
-    total = _inputs.count(like)
+    total = count(like)
     cut = dataclasses.replace(bucketing, bucket_bytes=4 * max(1, -(-total // buckets)))
     return dataclasses.replace(row, method=dataclasses.replace(row.recipe, bucketing=cut))
 
 
 def _sent(row: Candidate, like: PyTree, joined: Groups) -> tuple[Collective, ...]:
     """The collectives of a worker from one exchange to the next."""
-    tx = row.transformation(_inputs.axis_of(joined.axes))
+    tx = row.transformation(joined.axis)
     return _predict.traffic("plan(rows)", tx, like, joined.axes, row.every)
 
 
-def _usual(
-    row: Candidate,
-    like: PyTree,
-    joined: Groups,
-    buckets: int,
-    traced: dict[fg.Recipe, tuple[Collective, ...]],
-) -> tuple[tuple[Collective, ...], int]:
-    """The collectives of a default row and how often it sends them, from a trace of one bucket.
+def _usual(row: Candidate, like: PyTree, joined: Groups) -> tuple[tuple[Collective, ...], int]:
+    """The collectives of a default row for one of the pieces of a gradient, and their number.
 
     Low ranks need the matrices. All other default rows send as much for one vector of all values.
     """
-    exchange = row.recipe.exchange
-    inner = exchange.exchange if isinstance(exchange, fg.Eigenbasis) else exchange
-    recipe = dataclasses.replace(row.recipe, exchange=inner, memory=fg.NoMemory())
-    low_rank = isinstance(inner, fg.PowerSgd | fg.AcpSgd)
-    pieces = 1 if low_rank else -(-_inputs.count(like) // BUCKET_LIMIT)
-    if recipe not in traced:
-        vector = jax.ShapeDtypeStruct((-(-_inputs.count(like) // pieces),), jnp.float32)
-        tx = fg.compressed_pmean(recipe, axis_name=_inputs.axis_of(joined.axes))
-        shapes = like if low_rank else vector
-        traced[recipe] = _predict.traffic("plan(rows)", tx, shapes, joined.axes)
-    times = pieces if row.every > 1 else max(pieces, buckets)
-    return tuple(c._replace(bytes=c.bytes * pieces // times) for c in traced[recipe]), times
+    exchange, total = row.recipe.exchange, count(like)
+    if isinstance(exchange, fg.PowerSgd | fg.AcpSgd):
+        parts = _bucketing.bucket_likes(like, row.recipe.bucketing.for_exchange(exchange))
+        return tuple(c for part in parts for c in sent_by(exchange, part, joined.axes)), 1
+    pieces = -(-total // BUCKET_LIMIT)
+    vector = jax.ShapeDtypeStruct((-(-total // pieces),), jnp.float32)
+    return sent_by(exchange, vector, joined.axes), pieces
+
+
+def predict_step(
+    tx: optax.GradientTransformation,
+    params: PyTree,
+    *,
+    step: str | float,
+    link: Link | str | float | Mapping[str, Link],
+    axes: Mapping[str, int],
+    timing: Timing | None = None,
+    every: int = 1,
+    buckets: int = 1,
+    algorithm: Algorithm = "fastest",
+) -> float:
+    """Function: predict the seconds of a step with any chain, as `plan` does for its candidates.
+
+    The traffic is read off a trace, without devices; docs/results/predictions.md has the model.
+
+    Args:
+      tx: chain, without the optimizer if `step` includes it.
+      params: parameters, or their shapes.
+      step: seconds of a step without any exchange, or a text: "300ms".
+      link: link of each worker, or its bandwidth: "1gbit"; or the link of each axis:
+        `{"slow": ..., "fast": ...}`.
+      axes: number of workers along each axis: `{"data": 16}`.
+      timing: codec time. The default is what `fg.planning.time_exchange` returns here.
+      every: number of local steps for one exchange.
+      buckets: number of messages of a gradient, as many as the chain's
+        `Bucketing(bucket_bytes=...)` makes.
+      algorithm: algorithm of the collectives, as in `fg.planning.plan`.
+
+    Returns:
+      Seconds of a step, the mean over those with and without an exchange.
+
+    Raises:
+      ValueError: if the traffic changes from step to step, or is in a loop.
+
+    Example:
+      >>> params = jax.ShapeDtypeStruct((5000, 5000), "float32")
+      >>> dgc = fg.compressed_pmean(fg.methods.dgc(0.001), axis_name="data")
+      >>> timing = fg.planning.Timing(compress=0.05, decompress=0.02)
+      >>> link = fg.planning.Link("1gbit", "100us")
+      >>> seconds = fg.planning.predict_step(
+      ...     dgc, params, step="300ms", link=link, axes={"data": 16}, timing=timing
+      ... )
+      >>> f"{seconds:.2f} s"
+      '0.39 s'
+    """
+    check_transformation("predict_step(tx)", tx)
+    check_count("predict_step(every)", every, "use 1 without local steps.")
+    check_count("predict_step(buckets)", buckets, "use 1 for no overlap.")
+    check_choice("predict_step(algorithm)", algorithm, get_args(Algorithm))
+    like = _timing.like_of("predict_step", params)
+    own = _text.seconds("predict_step(step)", step)
+    links: Link | dict[str, Link]
+    if isinstance(link, Mapping):
+        links = {axis: Link.of(one) for axis, one in link.items()}
+        missing, rule = sorted({*axes} - {*links}), "have a link for each axis"
+        remedy = "add fg.planning.Link('1gbit')."
+        check(not missing, "predict_step(link)", rule, f"none for {missing}", remedy)
+    else:
+        links = Link.of(link)
+    if timing is None:
+        timing = _timing.time_exchange(tx, params, axes, every=every)
+    check_kind("predict_step(timing)", timing, Timing, "use fg.planning.Timing(0.001, 0.002).")
+    exchange = exchange_seconds(
+        _predict.traffic("predict_step(tx)", tx, like, axes, every), links, algorithm
+    )
+    parts = Parts(own, timing.compress, exchange, timing.decompress, timing.muon)
+    return step_seconds(parts, every=every, buckets=buckets)

@@ -16,23 +16,86 @@ to decode; that of the FFT paper (HPDC 2020) the one of two workers without late
 compressing and decompressing take as long.
 """
 
+import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import optax
 
-from fftgrad._contracts import PyTree
-from fftgrad._values import check_choice, check_count, check_kind, check_transformation
+import fftgrad as fg
+from fftgrad import _axes
+from fftgrad._contracts import AxisName, Comm, PyTree
+from fftgrad._values import check, check_count, plain, value
+from fftgrad.exchanges import _shards
+from fftgrad.exchanges._low_rank import matrix_shapes
 from fftgrad.ops import _collectives
 from fftgrad.ops._collectives import RING, Collective
-from fftgrad.planning import _alone, _inputs, _link, _timing
-from fftgrad.planning._link import Link, link_seconds, rounds
+from fftgrad.planning import _text
 
 Algorithm = Literal["fastest", "ring", "tree"]
 """Algorithm of collectives. A ring takes a round for each worker, a tree lg w. "fastest" is the
 faster of a ring and the algorithm that libraries use for short messages."""
+
+
+@value
+class Link:
+    """Value: the link of a worker. A message takes latency + bytes / bandwidth.
+
+    `fg.planning.measure_link` measures both for a mesh. If you give them, give the bandwidth that a
+    collective gets. TCP gets 94 to 96 % of the line rate of an Ethernet, 99 % with packets of 9,001
+    bytes. Many connections over a short queue, and links of 40 Gbit/s and more, get much less
+    (docs/results/others.md).
+
+    Args:
+      bandwidth: bytes per second in each direction, or a text: "1gbit", "100 Mbit/s", "25GB/s".
+      latency: seconds of a round of a collective with short messages, or a text: "100us", "2ms".
+        gloo takes two to three times the delay of the link.
+      shares: kinds of collectives that get a part of the bandwidth: (("all-to-all", 0.6),).
+
+    Example:
+      >>> fg.planning.Link("1gbit", "100us")
+      Link(bandwidth=125000000.0, latency=0.0001)
+    """
+
+    bandwidth: float
+    latency: float
+    shares: tuple[tuple[str, float], ...] = ()
+
+    def __init__(
+        self,
+        bandwidth: str | float,
+        latency: str | float = "50us",
+        shares: tuple[tuple[str, float], ...] = (),
+    ) -> None:
+        set_field = object.__setattr__
+        set_field(self, "bandwidth", _text.bytes_per_second("Link(bandwidth)", bandwidth))
+        set_field(self, "latency", _text.seconds("Link(latency)", latency))
+        set_field(self, "shares", plain(shares, "float"))
+
+    @classmethod
+    def of(cls, link: "Link | str | float") -> "Link":
+        """The link itself, or one with this bandwidth and the default latency."""
+        return link if isinstance(link, Link) else cls(link)
+
+
+TREES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "collective-broadcast": 1}
+"""How often a tree goes up or down."""
+
+
+def rounds(kind: str, workers: int, algorithm: Literal["ring", "tree"] = "ring") -> float:
+    """Number of rounds of a collective, each of which takes the latency."""
+    if algorithm == "tree" and kind in TREES:
+        return TREES[kind] * math.log2(workers)
+    if kind == "collective-permute":
+        return 1.0
+    return (2.0 if kind == "all-reduce" else 1.0) * (workers - 1)
+
+
+def link_seconds(kind: str, rounds: float, over: float, link: Link) -> float:
+    """Seconds of so many rounds that send `over` bytes over a link in all."""
+    return rounds * link.latency + over / (link.bandwidth * dict(link.shares).get(kind, 1.0))
+
+
 PIPELINED = {"all-reduce": 2.0}
 """How often a byte leaves a worker in a pipelined tree, as in NCCL: once up and once down."""
 
@@ -105,74 +168,6 @@ def step_seconds(parts: Parts, *, every: int = 1, buckets: int = 1) -> float:
     return max(step + compress, hidden) + exchange / buckets + decompress + muon
 
 
-class Timing(NamedTuple):
-    """Codec time of an exchange on a device, without the links.
-
-    Attributes:
-      compress: seconds until the first message can leave.
-      decompress: seconds of the rest: decoding the payloads of all workers, memory, the mean.
-      muon: seconds of Muon's matrix products in a step, if they are known separately.
-    """
-
-    compress: float
-    decompress: float
-    muon: float = 0.0
-
-
-def time_exchange(
-    tx: optax.GradientTransformation,
-    params: PyTree,
-    axes: Mapping[str, int],
-    *,
-    every: int = 1,
-    seconds: float = 0.5,
-) -> Timing:
-    """Function: time the exchange of any chain on this device, without the links.
-
-    One device is enough for any number of workers: each collective returns the result for workers
-    that all sent the same. The time includes decoding their payloads. Use it for a chain that no
-    `fg.planning.Candidate` describes, such as an optimizer that exchanges.
-
-    Args:
-      tx: chain, without the optimizer if `step` includes it.
-      params: parameters, or their shapes.
-      axes: number of workers along each axis: `{"data": 16}`.
-      every: number of local steps for one exchange. All of them are timed.
-      seconds: approximate duration of the rounds.
-
-    Returns:
-      A `Timing`. With local steps all of it is in `decompress`, because nothing overlaps.
-
-    Example:
-      >>> dgc = fg.compressed_pmean(fg.methods.dgc(0.01), axis_name="data")
-      >>> timing = fg.planning.time_exchange(dgc, jnp.zeros(1000), {"data": 4}, seconds=0.01)
-      >>> timing.compress > 0
-      True
-    """
-    check_transformation("time_exchange(tx)", tx)
-    check_count("time_exchange(every)", every, "use 1 without local steps.")
-    like = _inputs.like_of("time_exchange", params)
-    update: Any = jax.jit(_alone.alone(tx.update, axes), donate_argnums=1)
-    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
-    # Compiled, so that no two arrays share a buffer: one cannot be given away twice.
-    state, gradients = jax.jit(tx.init)(zeros), _inputs.heavy_tailed(like)
-
-    def turn(gradient: PyTree) -> Any:
-        nonlocal state
-        mean = None
-        for _ in range(every):
-            mean, state = update(gradient, state, zeros)
-        return mean, state
-
-    # One round is enough of an exchange that takes longer than `seconds`.
-    took, first = _timing.timed(turn, gradients, seconds, 1).seconds, 0.0
-    if every == 1:  # nothing overlaps with local steps
-        start = jax.jit(_alone.until_sent(tx.update, axes))
-        begin = lambda gradient: start(gradient, state, zeros)  # noqa: E731
-        first = min(took, _timing.timed(begin, gradients, seconds, 1).seconds)
-    return Timing(first, took - first)
-
-
 def traffic(
     argument: str,
     tx: Any,
@@ -186,87 +181,103 @@ def traffic(
     """
     state = jax.eval_shape(tx.init, like)
     found = _collectives.collectives(tx.update, axes, like, state, like)
-    if any(c.repeated for c in found):
-        raise ValueError(
-            f"{argument}: must send outside of loops, got a collective in one, whose turns a trace "
-            "does not count; unroll it."
-        )
+    once, got = not any(c.repeated for c in found), "a collective in one"
+    check(once, argument, "send outside of loops", got, "unroll it, because a trace has one turn.")
     # Of one conditional, one branch sends. Of several, only some of them do in a step.
-    if len({c.branch for c in found if c.branch}) > (every > 1):
-        raise ValueError(
-            f"{argument}: must send the same in every step, got an exchange that changes by step; "
-            "say every=4 of 4 local steps, or plan the parts of a schedule one by one."
-        )
+    same = len({c.branch for c in found if c.branch}) <= (every > 1)
+    remedy = "say every=4 of 4 local steps, or plan the parts of a schedule one by one."
+    check(same, argument, "send the same in every step", "an exchange that changes by step", remedy)
     always = tuple(c for c in found if not c.branch)
     return always * every + tuple(c for c in found if c.branch)
 
 
-def predict_step(
-    tx: optax.GradientTransformation,
-    params: PyTree,
-    *,
-    step: str | float,
-    link: Link | str | float | Mapping[str, Link],
-    axes: Mapping[str, int],
-    timing: Timing | None = None,
-    every: int = 1,
-    buckets: int = 1,
-    algorithm: Algorithm = "fastest",
-) -> float:
-    """Function: predict the seconds of a step with any chain, as `plan` does for its candidates.
+def sent_by(exchange: fg.Exchange, like: PyTree, axes: Mapping[str, int]) -> tuple[Collective, ...]:
+    """The collectives of an exchange for one bucket, along the first axis.
 
-    The traffic is read off a trace, without devices; docs/results/predictions.md has the model.
-
-    Args:
-      tx: chain, without the optimizer if `step` includes it.
-      params: parameters, or their shapes.
-      step: seconds of a step without any exchange, or a text: "300ms".
-      link: link of each worker, or its bandwidth: "1gbit"; or the link of each axis:
-        `{"slow": ..., "fast": ...}`.
-      axes: number of workers along each axis: `{"data": 16}`.
-      timing: codec time. The default is what `fg.planning.time_exchange` returns here.
-      every: number of local steps for one exchange.
-      buckets: number of messages of a gradient, as many as the chain's
-        `Bucketing(bucket_bytes=...)` makes.
-      algorithm: algorithm of the collectives, as in `fg.planning.plan`.
-
-    Returns:
-      Seconds of a step, the mean over those with and without an exchange.
-
-    Raises:
-      ValueError: if the traffic changes from step to step, or is in a loop.
-
-    Example:
-      >>> params = jax.ShapeDtypeStruct((5000, 5000), "float32")
-      >>> dgc = fg.compressed_pmean(fg.methods.dgc(0.001), axis_name="data")
-      >>> timing = fg.planning.Timing(compress=0.05, decompress=0.02)
-      >>> link = fg.planning.Link("1gbit", "100us")
-      >>> seconds = fg.planning.predict_step(
-      ...     dgc, params, step="300ms", link=link, axes={"data": 16}, timing=timing
-      ... )
-      >>> f"{seconds:.2f} s"
-      '0.39 s'
+    A trace takes up to half a second, so those of the usual exchanges follow from `wire_bytes`.
     """
-    check_transformation("predict_step(tx)", tx)
-    check_count("predict_step(every)", every, "use 1 without local steps.")
-    check_count("predict_step(buckets)", buckets, "use 1 for no overlap.")
-    check_choice("predict_step(algorithm)", algorithm, get_args(Algorithm))
-    like, own = _inputs.like_of("predict_step", params), _link.seconds("predict_step(step)", step)
-    links: Link | dict[str, Link]
-    if isinstance(link, Mapping):
-        links = {axis: Link.of(one) for axis, one in link.items()}
-        if missing := sorted({*axes} - {*links}):
-            raise ValueError(
-                f"predict_step(link): must have a link for each axis, got none for {missing}; add "
-                "fg.planning.Link('1gbit')."
-            )
-    else:
-        links = Link.of(link)
-    if timing is None:
-        timing = time_exchange(tx, params, axes, every=every)
-    check_kind("predict_step(timing)", timing, Timing, "use fg.planning.Timing(0.001, 0.002).")
-    exchange = exchange_seconds(
-        traffic("predict_step(tx)", tx, like, axes, every), links, algorithm
-    )
-    parts = Parts(own, timing.compress, exchange, timing.decompress, timing.muon)
-    return step_seconds(parts, every=every, buckets=buckets)
+    axis, *_ = axes
+
+    def sent(kind: str, size: int, axis: str = axis) -> Collective:
+        return Collective(kind, "u32", (size // 4,), size, (), False, axes[axis], (axis,))
+
+    if isinstance(exchange, fg.Hierarchical):
+        pieces = _shards.shard_likes(like, exchange.workers)
+        own = 4 * (count(pieces) + 1)  # with a word for a NaN, or for the overflow
+        slow, fast = sent_by(exchange.slow, pieces, axes), str(exchange.fast_axis)
+        there = sent("all-to-all", exchange.workers * own, fast)
+        return there, *slow, sent("all-gather", own, fast)
+    size = exchange.wire_bytes(like)
+    match exchange:
+        case fg.AllGather():
+            return (sent("all-gather", size),)
+        case fg.AllReduce() | fg.AcpSgd():
+            return (sent("all-reduce", size),)
+        case fg.TwoStage():
+            own = size // (exchange.workers + 1)
+            return sent("all-to-all", own * exchange.workers), sent("all-gather", own)
+        case fg.PowerSgd():
+            second = 4 * exchange.rank * sum(m for _, m in matrix_shapes(like, exchange.rank))
+            return sent("all-reduce", size - second), sent("all-reduce", second)
+        case fg.Eigenbasis():
+            return sent_by(exchange.exchange, like, axes)
+        case _:
+            mean = lambda x: exchange.mean(x, exchange.init(x), Comm.of(axis, 0)).mean  # noqa: E731
+            return _collectives.collectives(mean, axes, like)
+
+
+def count(params: PyTree) -> int:
+    """Number of values."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+# The workers of a plan.
+
+AXIS, SLOW, FAST = "data", "slow", "fast"
+
+
+class Groups(NamedTuple):
+    """The axes of the workers, and their fast links."""
+
+    axes: Mapping[str, int]  # number of workers along each axis, the slow one first
+    axis_name: AxisName  # as in the code of a step
+    fast: Link | None  # the link of the second axis, if there is one
+
+    @property
+    def slow(self) -> str:
+        """The axis of the slow links."""
+        return next(iter(self.axes))
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Number of workers along the slow links and along the fast ones."""
+        slow, *fast = self.axes.values()
+        return slow, math.prod(fast)
+
+    @property
+    def axis(self) -> AxisName:
+        """The name of the only axis, or the names of all."""
+        names = tuple(self.axes)
+        return names[0] if len(names) == 1 else names
+
+    def links(self, slow: Link) -> Link | dict[str, Link]:
+        """The link of all, or that of each axis."""
+        return slow if self.fast is None else dict(zip(self.axes, (slow, self.fast), strict=True))
+
+
+def groups(workers: int, fast: tuple[int, Link] | None, axis_name: AxisName | None) -> Groups:
+    """The workers of a plan and their axes."""
+    name = (AXIS if fast is None else (SLOW, FAST)) if axis_name is None else axis_name
+    _axes.check_names("plan(axis_name)", name)
+    workers = check_count("plan(workers)", workers, "one exchanges nothing.", least=2)
+    if fast is None:
+        # All that a flat exchange knows of several axes is how many workers they have together.
+        return Groups({name if isinstance(name, str) else AXIS: workers}, name, None)
+    joined, link = fast
+    rule = f"be a divisor of the {workers} workers that leaves two groups at least"
+    fine = workers % joined == 0 and 1 < joined < workers
+    check(fine, "plan(fast)", rule, joined, "leave it out where no links are fast.")
+    names, rule = _axes.names(name), "name the slow axis and the fast one"
+    check(len(names) == 2, "plan(axis_name)", rule, repr(name), "use ('slow', 'fast').")
+    sizes = (workers // joined, joined)
+    return Groups(dict(zip(names, sizes, strict=True)), name, Link.of(link))

@@ -1,14 +1,21 @@
-"""Numbers and tables, as people read and type them."""
+"""Numbers, units and tables, as people read and type them."""
 
 import math
 import re
 from collections.abc import Sequence
 from decimal import Decimal
 
+from fftgrad._values import brief, check, check_type, plain
+
 COUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kKMGTB]|[KMG]i)?")
 FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12} | {
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30
 }  # fmt: skip
+TIME = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(s|ms|us|µs|ns)\s*")
+EXPONENTS = {"s": "", "ms": "e-3", "us": "e-6", "µs": "e-6", "ns": "e-9"}
+RATE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kKmMgGtT]?)((?i:bits?)|[bB](?=/s|ps))(?:/s|ps)?\s*")
+"""As the field writes it: Gb/s is a gigabit a second, GB/s a gigabyte. 1gb may mean either."""
+BITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 PREFIXES = {-3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T"}
 
 
@@ -16,11 +23,44 @@ def parse_count(argument: str, text: str) -> int:
     """Read a number of values: "250000", "25M", "1.5G", "16Mi"."""
     found = COUNT.fullmatch(text)
     value = Decimal(found[1]) * FACTORS[found[2] or ""] if found else Decimal(0)
-    if value < 1 or value != int(value):
-        raise ValueError(
-            f"{argument}: must be a number of values, got {text!r}; use 250000, 25M or 16Mi."
-        )
+    fine = value >= 1 and value == int(value)
+    check(fine, argument, "be a number of values", repr(text), "use 250000, 25M or 16Mi.")
     return int(value)
+
+
+def seconds(argument: str, value: str | float) -> float:
+    """Read a time in seconds: a number, or a text such as "300ms", "50us", "1.5s"."""
+    remedy = "use '300ms'."
+    if isinstance(value, str):
+        found = TIME.fullmatch(value)
+        rule = f"be seconds, or a text with a unit of {', '.join(EXPONENTS)}"
+        check(found is not None, argument, rule, brief(value), remedy)
+        assert found
+        value = float(found[1] + EXPONENTS[found[2]])  # so that 100us is 1e-4 to the last bit
+    fine = 0 <= _number(argument, value, remedy) < math.inf
+    check(fine, argument, "be finite and not negative", value, remedy)
+    return float(value)
+
+
+def bytes_per_second(argument: str, value: str | float) -> float:
+    """Read bytes per second: a number, or a text such as "1gbit", "100 Mbit/s", "25GB/s"."""
+    remedy = "use '1gbit' or '125MB/s'."
+    if isinstance(value, str):
+        found = RATE.fullmatch(value)
+        rule = "be bytes per second, or a text in bit/s or B/s"
+        check(found is not None, argument, rule, brief(value), remedy)
+        assert found
+        value = float(found[1]) * BITS[found[2].lower()] * (1.0 if found[3] == "B" else 0.125)
+    fine = 0 < _number(argument, value, remedy) < math.inf
+    check(fine, argument, "be positive and finite", value, remedy)
+    return float(value)
+
+
+def _number(argument: str, given: object, remedy: str) -> float:
+    value = plain(given)
+    fine = isinstance(value, int | float) and not isinstance(value, bool)
+    check_type(fine, argument, "be a number or a text", given, remedy)
+    return value
 
 
 def quantity(value: float, unit: str) -> str:

@@ -1,18 +1,27 @@
-"""Times of programs: medians over rounds in which each program has its turn."""
+"""Times of programs, links and exchanges on this machine."""
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
+from jax.extend import core
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fftgrad import _axes
 from fftgrad._axes import AxisName
+from fftgrad._contracts import PyTree
+from fftgrad._values import check, check_count, check_transformation
+from fftgrad.exchanges import _bucketing
+from fftgrad.ops import _collectives
+from fftgrad.ops._collectives import RING, Axes
+from fftgrad.planning._predict import Link, count, rounds
 
 Task = tuple[Callable[[Any], Any], Sequence[Any]]
 """A function of one input, whose result is waited for, and inputs of one shape, in turn."""
@@ -100,3 +109,327 @@ def full(mesh: Mesh, axis_name: AxisName, size: int, value: float) -> jax.Array:
         NamedSharding(mesh, P(axis_name)),
         lambda index: np.full(size, value, np.float32)[index],
     )
+
+
+# The links of a mesh.
+
+SIZES = (1 << 13, 1 << 18, 1 << 22, 1 << 25)
+"""Bytes of the whole vector of a collective."""
+COLLECTIVES: dict[str, Callable[[jax.Array, AxisName], jax.Array]] = {
+    "all-reduce": lambda x, axis: lax.psum(x, axis),
+    "all-gather": lambda x, axis: lax.all_gather(x, axis, tiled=True),
+    "all-to-all": lambda x, axis: lax.all_to_all(x, axis, 0, 0, tiled=True),
+}
+
+
+class Sent(NamedTuple):
+    """A timed collective."""
+
+    kind: str
+    rounds: float
+    bytes: float  # that left each worker
+    seconds: float  # the median
+
+
+def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0) -> Link:
+    """Function: measure the latency and the bandwidth between the workers of a mesh.
+
+    It times an all-reduce, an all-gather and an all-to-all of vectors of 8 KiB to 32 MiB, from the
+    moment when all workers are ready until the last is done. The difference between the largest and
+    the smallest gives the bandwidth of each kind; the rest of the smallest is latency. All
+    processes have to call it at once, as any collective. Two sizes are always timed. A larger one
+    is left out if its bytes would take more than four times `seconds` and more than four times the
+    size before, so over a very slow link the bandwidth rests on 256 KiB.
+
+    Args:
+      mesh: over real or simulated devices, of one process or of several.
+      axis_name: the axis, or axes, whose links are measured.
+      seconds: to spend on each collective and size, about.
+
+    Returns:
+      A `Link`, the same on all workers. Its latency is that of a round of a ring. On CPUs, whose
+      library has only rings, plan with `algorithm="ring"`.
+
+    Wire: up to twice 32 MiB over each link, three times or more.
+
+    Example:
+      >>> mesh = jax.make_mesh((2,), ("data",))
+      >>> fg.planning.measure_link(mesh, "data", seconds=0.1).bandwidth > 0
+      True
+    """
+    _axes.check_mesh("measure_link(axis_name)", mesh, axis_name)
+    workers = _axes.mesh_size(mesh, axis_name)
+    rule = f"have two workers at least along {axis_name!r}"
+    remedy = "give the link as Link('1gbit', '100us')."
+    check(workers > 1, "measure_link(mesh)", rule, workers, remedy)
+    found, longest = list[Sent](), dict[int, float]()
+    for size in SIZES:
+        if len(longest) > 1 and _is_long(longest, size, seconds):
+            break
+        for kind, collective in COLLECTIVES.items():
+            own = size // workers if kind == "all-gather" else size
+            took = _time(mesh, axis_name, collective, own, seconds)
+            over = own * RING[kind](workers)
+            found.append(Sent(kind, rounds(kind, workers), over, took))
+        longest[size] = max(sent.seconds for sent in found[-len(COLLECTIVES) :])
+    return fit(found)
+
+
+def _is_long(longest: dict[int, float], size: int, seconds: float) -> bool:
+    """True if the bytes of a size take too long; its latency is that of the size before.
+
+    If latency alone takes longer than `seconds`, the limit is four times the size before.
+    """
+    (small, before), (large, last) = list(longest.items())[-2:]
+    return (last - before) / (large - small) * (size - large) > 4 * max(seconds, last)
+
+
+def fit(found: list[Sent]) -> Link:
+    """Fit a link: the bandwidth from the largest and smallest messages, the latency from the rest.
+
+    A regression over all sizes would overestimate the bandwidth, because links let short messages
+    pass at once.
+    """
+    rates, rest = dict[str, float](), list[float]()
+    for kind in dict.fromkeys(sent.kind for sent in found):
+        own = sorted((t for t in found if t.kind == kind), key=lambda t: t.bytes)
+        small, large = own[0], own[-1]
+        # Noise may hide the time of the bytes; less than a hundredth of the whole cannot be seen.
+        more = max(large.seconds - small.seconds, large.seconds / 100)
+        rates[kind] = (large.bytes - small.bytes) / more
+        rest.append((small.seconds - small.bytes / rates[kind]) / small.rounds)
+    best = max(rates.values())
+    shares = tuple((kind, rate / best) for kind, rate in rates.items() if rate < best)
+    return Link(best, max(0.0, statistics.median(rest)), shares)
+
+
+def _time(
+    mesh: Mesh,
+    axis_name: AxisName,
+    collective: Callable[[jax.Array, AxisName], jax.Array],
+    size: int,
+    seconds: float,
+) -> float:
+    workers = _axes.mesh_size(mesh, axis_name)
+    words = -(-size // 4 // workers) * workers
+
+    def run(x: jax.Array) -> jax.Array:
+        return collective(x, axis_name).ravel()[:1]
+
+    spec = P(axis_name)
+    mapped = jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    inputs = [full(mesh, axis_name, words * workers, float(n)) for n in (1, 2)]
+    agree = agreement(mesh, axis_name)
+    return timed(jax.jit(mapped), inputs, seconds, agree=agree).seconds
+
+
+# An exchange on one device.
+
+
+class Timing(NamedTuple):
+    """Codec time of an exchange on a device, without the links.
+
+    Attributes:
+      compress: seconds until the first message can leave.
+      decompress: seconds of the rest: decoding the payloads of all workers, memory, the mean.
+      muon: seconds of Muon's matrix products in a step, if they are known separately.
+    """
+
+    compress: float
+    decompress: float
+    muon: float = 0.0
+
+
+def time_exchange(
+    tx: optax.GradientTransformation,
+    params: PyTree,
+    axes: Mapping[str, int],
+    *,
+    every: int = 1,
+    seconds: float = 0.5,
+) -> Timing:
+    """Function: time the exchange of any chain on this device, without the links.
+
+    One device is enough for any number of workers: each collective returns the result for workers
+    that all sent the same. The time includes decoding their payloads. Use it for a chain that no
+    `fg.planning.Candidate` describes, such as an optimizer that exchanges.
+
+    Args:
+      tx: chain, without the optimizer if `step` includes it.
+      params: parameters, or their shapes.
+      axes: number of workers along each axis: `{"data": 16}`.
+      every: number of local steps for one exchange. All of them are timed.
+      seconds: approximate duration of the rounds.
+
+    Returns:
+      A `Timing`. With local steps all of it is in `decompress`, because nothing overlaps.
+
+    Example:
+      >>> dgc = fg.compressed_pmean(fg.methods.dgc(0.01), axis_name="data")
+      >>> timing = fg.planning.time_exchange(dgc, jnp.zeros(1000), {"data": 4}, seconds=0.01)
+      >>> timing.compress > 0
+      True
+    """
+    check_transformation("time_exchange(tx)", tx)
+    check_count("time_exchange(every)", every, "use 1 without local steps.")
+    like = like_of("time_exchange", params)
+    update: Any = jax.jit(alone(tx.update, axes), donate_argnums=1)
+    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
+    # Compiled, so that no two arrays share a buffer: one cannot be given away twice.
+    state, gradients = jax.jit(tx.init)(zeros), heavy_tailed(like)
+
+    def turn(gradient: PyTree) -> Any:
+        nonlocal state
+        mean = None
+        for _ in range(every):
+            mean, state = update(gradient, state, zeros)
+        return mean, state
+
+    # One round is enough of an exchange that takes longer than `seconds`.
+    took, first = timed(turn, gradients, seconds, 1).seconds, 0.0
+    if every == 1:  # nothing overlaps with local steps
+        start = jax.jit(until_sent(tx.update, axes))
+        begin = lambda gradient: start(gradient, state, zeros)  # noqa: E731
+        first = min(took, timed(begin, gradients, seconds, 1).seconds)
+    return Timing(first, took - first)
+
+
+def like_of(owner: str, params: PyTree) -> PyTree:
+    """The shapes of parameters, in float32."""
+    _bucketing.check_tree(owner, "params", params)
+    remedy = "pass the parameters, or their shapes."
+    check(count(params) > 0, f"{owner}(params)", "have values", "none", remedy)
+    return _bucketing.like(params)
+
+
+def smaller(params: PyTree, share: float) -> PyTree:
+    """A share of a model, with matrices of the same form."""
+
+    def small(leaf: Any) -> Any:
+        by = share ** (1 / max(1, sum(rows > 1 for rows in leaf.shape)))
+        shape = tuple(max(1, round(rows * by)) for rows in leaf.shape)
+        return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+    return jax.tree.map(small, params)
+
+
+def heavy_tailed(like: PyTree) -> list[PyTree]:
+    """Two trees of heavy-tailed values, as gradients have them."""
+    leaves, structure = jax.tree.flatten(like)
+    keys = jax.random.split(jax.random.key(0), (2, len(leaves)))
+    trees = [jax.tree.unflatten(structure, row) for row in keys]
+    draw = lambda x, key: (jax.random.normal(key, x.shape) ** 3 * 1e-3).astype(x.dtype)  # noqa: E731
+    return [jax.tree.map(draw, like, tree) for tree in trees]
+
+
+def alone(function: Callable[..., Any], axes: Axes) -> Callable[..., Any]:
+    """Run `function` as one of so many equal workers, without the others.
+
+    A collective returns at once the result for workers that all sent the same, of which this one is
+    the first.
+    """
+    return lambda *args: _Alone(axes).call(function, args)
+
+
+def until_sent(function: Callable[..., Any], axes: Axes) -> Callable[..., Any]:
+    """Run `function` up to the operands of its first collective, which compiles no more of it.
+
+    If a conditional has the first collective inside, its operands; without any collective, ().
+    """
+
+    def run(*args: Any) -> Any:
+        worker = _Alone(axes)
+        worker.call(function, args)
+        return worker.sent[0] if worker.sent else ()
+
+    return run
+
+
+class _Alone:
+    """Evaluates the program of one worker; `sent` has the operands of each collective."""
+
+    def __init__(self, axes: Axes) -> None:
+        self.axes, self.sent = axes, list[Sequence[Any]]()
+
+    def call(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
+        trace = jax.make_jaxpr(function, axis_env=list(self.axes.items()), return_shape=True)
+        closed, shape = trace(*args)
+        out = self.run(closed.jaxpr, closed.consts, jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shape), out)
+
+    def run(self, jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, core.Literal) else values[atom]
+
+        for eqn in jaxpr.eqns:
+            out = self._apply(eqn, list(map(read, eqn.invars)))
+            values.update(zip(eqn.outvars, out, strict=True))
+        return list(map(read, jaxpr.outvars))
+
+    def _apply(self, eqn: core.JaxprEqn, args: list[Any]) -> Sequence[Any]:
+        name = eqn.primitive.name
+        if name == "axis_index":
+            return [jnp.int32(0)]
+        if name in _collectives.KINDS and (along := _collectives.axes_of(eqn, self.axes)):
+            workers = _collectives.group_size(eqn, along, self.axes)
+            self.sent.append(args)
+            # A compiler that knew that all workers sent the same would decode it once.
+            return lax.optimization_barrier([_received(eqn, workers, x) for x in args])
+        inner = list(_collectives.programs_in(eqn))
+        if not any(has(program, {*_collectives.KINDS, "axis_index"}) for program in inner):
+            out = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
+            return out if eqn.primitive.multiple_results else [out]
+        if name == "cond":
+            if any(has(program, {*_collectives.KINDS}) for program in inner):
+                self.sent.append(args)
+
+            def branch(closed: Any) -> Callable[..., Any]:
+                return lambda *own: _Alone(self.axes).run(closed.jaxpr, closed.consts, own)
+
+            return lax.switch(args[0], list(map(branch, eqn.params["branches"])), *args[1:])
+        if name in ("while", "scan") or len(inner) != 1:
+            raise NotImplementedError(
+                f"alone(function): must have its collectives outside of loops, got one inside of "
+                f"{name}; time it on real devices."
+            )
+        (closed,) = (p for p in eqn.params.values() if getattr(p, "jaxpr", p) is inner[0])
+        return self.run(inner[0], getattr(closed, "consts", ()), args)
+
+
+def has(jaxpr: core.Jaxpr, names: set[str]) -> bool:
+    """True if a program has any of the primitives, at any depth."""
+    if any(eqn.primitive.name in names for eqn in jaxpr.eqns):
+        return True
+    return any(has(inner, names) for eqn in jaxpr.eqns for inner in _collectives.programs_in(eqn))
+
+
+def _received(eqn: core.JaxprEqn, workers: int, x: Any) -> Any:
+    """The array that the first worker receives if all send `x`."""
+    params = eqn.params
+    match eqn.primitive.name:
+        case "psum":
+            return x * jnp.asarray(workers, x.dtype)
+        case "all_gather":
+            return _stack(x, params["all_gather_dimension"], workers, params["tiled"])
+        case "all_to_all":
+            first = _first(x, params["split_axis"], workers, params["tiled"])
+            return _stack(first, params["concat_axis"], workers, params["tiled"])
+        case "reduce_scatter":
+            first = _first(x, params["scatter_dimension"], workers, params["tiled"])
+            return first * jnp.asarray(workers, x.dtype)
+        case _:
+            return x
+
+
+def _first(x: Any, axis: int, workers: int, tiled: bool) -> Any:
+    if not tiled:
+        return lax.index_in_dim(x, 0, axis, keepdims=False)
+    return lax.slice_in_dim(x, 0, x.shape[axis] // workers, axis=axis)
+
+
+def _stack(x: Any, axis: int, workers: int, tiled: bool) -> Any:
+    if tiled:
+        return jnp.concatenate([x] * workers, axis)
+    return jnp.broadcast_to(jnp.expand_dims(x, axis), (*x.shape[:axis], workers, *x.shape[axis:]))

@@ -44,7 +44,7 @@ def test_scripts_use_public_names_only(script):
     }
     allowed = {"import fftgrad as fg"} | extras
     if script.name == "timings.py":  # it makes a table of the package, and runs what a plan runs
-        allowed.add("from fftgrad.planning import _alone")
+        allowed.add("from fftgrad.planning import _timing")
     assert set(imports_of_fftgrad(source)) <= allowed
     assert not list(private_names(source))
 

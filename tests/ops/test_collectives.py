@@ -10,7 +10,7 @@ from parallel import AXIS, everywhere, of_size
 
 import fftgrad as fg
 from fftgrad.ops import _collectives
-from fftgrad.planning import _alone
+from fftgrad.planning import _timing
 
 X = np.random.default_rng(0).standard_t(3, (300,)).astype(np.float32)
 
@@ -40,7 +40,7 @@ def test_one_of_equal_workers_computes_what_all_of_them_get(name):
     _, states = all_of_them(rows, jax.jit(jax.vmap(tx.init))(rows))
     together, _ = all_of_them(rows, states)
     state = jax.tree.map(lambda a: a[0], states)
-    alone, _ = jax.jit(_alone.alone(tx.update, {AXIS: 3}))(X, state)
+    alone, _ = jax.jit(_timing.alone(tx.update, {AXIS: 3}))(X, state)
     if isinstance(
         getattr(exchange, "exchange", exchange), fg.TwoStage
     ):  # it has the first shard of all
@@ -76,7 +76,7 @@ def test_every_collective(name):
     x = np.arange(24, dtype=np.float32).reshape(6, 4)
     send, rows = (lambda x: collective(name, x)), np.stack([x] * 3)
     program = everywhere("shard_map unchecked", send, 3).lower(rows).compile()
-    np.testing.assert_array_equal(jax.jit(_alone.alone(send, {AXIS: 3}))(x), program(rows)[0])
+    np.testing.assert_array_equal(jax.jit(_timing.alone(send, {AXIS: 3}))(x), program(rows)[0])
     (found,) = _collectives.collectives(send, {AXIS: 3}, x)
     (audited,) = (
         {(c.kind, c.dtype, c.link_bytes(3)) for c in fg.audit(program)}
@@ -93,7 +93,7 @@ def test_axes_of_other_names_are_left_to_jax():
 
     found = _collectives.collectives(both, {"slow": 5, "fast": 2}, X)
     assert [(c.workers, c.axes) for c in found] == [(10, ("slow", "fast")), (2, ("fast",))]
-    total, pair = _alone.alone(both, {"slow": 5, "fast": 2})(jnp.ones(3))
+    total, pair = _timing.alone(both, {"slow": 5, "fast": 2})(jnp.ones(3))
     assert total == 30
     np.testing.assert_array_equal(pair, 2 * np.ones(3))
 
@@ -113,7 +113,7 @@ def test_workers_in_groups_are_those_of_a_group():
 
     (found,) = _collectives.collectives(pairs, {AXIS: 4}, X)
     assert found.workers == 2
-    np.testing.assert_array_equal(_alone.alone(pairs, {AXIS: 4})(X), 2 * X)
+    np.testing.assert_array_equal(_timing.alone(pairs, {AXIS: 4})(X), 2 * X)
 
 
 def test_conditionals_are_followed():
@@ -123,12 +123,12 @@ def test_conditionals_are_followed():
 
         return jax.jit(inner)(x)
 
-    run = jax.jit(_alone.alone(either, {AXIS: 4}))
+    run = jax.jit(_timing.alone(either, {AXIS: 4}))
     np.testing.assert_array_equal(run(X, True), 4 * X)
     np.testing.assert_array_equal(run(X, False), X + 1)
     (found,) = _collectives.collectives(either, {AXIS: 4}, X, True)
     assert (found.kind, found.branch) == ("all-reduce", (1,))
-    (_, kept, _) = (*_alone.until_sent(either, {AXIS: 4})(X, True), None)[:3]
+    (_, kept, _) = (*_timing.until_sent(either, {AXIS: 4})(X, True), None)[:3]
     np.testing.assert_array_equal(kept, X)
 
 
@@ -137,10 +137,10 @@ def test_the_first_that_is_sent():
         words = lax.all_gather(2 * x, AXIS)
         return lax.psum(jnp.sum(words), AXIS)
 
-    (first,) = _alone.until_sent(send, {AXIS: 4})(X)
+    (first,) = _timing.until_sent(send, {AXIS: 4})(X)
     np.testing.assert_array_equal(first, 2 * X)
-    assert _alone.until_sent(lambda x: 2 * x, {AXIS: 4})(X) == ()
-    compiled = jax.jit(_alone.until_sent(send, {AXIS: 4})).lower(X).compile()
+    assert _timing.until_sent(lambda x: 2 * x, {AXIS: 4})(X) == ()
+    compiled = jax.jit(_timing.until_sent(send, {AXIS: 4})).lower(X).compile()
     assert compiled.cost_analysis()["flops"] <= X.size
 
 
@@ -149,7 +149,7 @@ def test_a_collective_in_a_loop_is_refused():
         return lax.fori_loop(0, 3, lambda _, x: lax.pmean(x, AXIS), x)
 
     with pytest.raises(NotImplementedError, match="time it on real devices"):
-        _alone.alone(loop, {AXIS: 4})(X)
+        _timing.alone(loop, {AXIS: 4})(X)
     for around in (loop, lambda x: lax.fori_loop(0, 2, lambda _, x: jax.jit(loop)(x), x)):
         (found,) = _collectives.collectives(around, {AXIS: 4}, X)
         assert found.repeated

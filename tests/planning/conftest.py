@@ -4,10 +4,12 @@ The figures of this machine are kept in a folder of the tests, as if a copy took
 the machine of the table.
 """
 
+import platform
+
 import jax
 import pytest
 
-from fftgrad.planning import _candidates, _devices, _plan, _table
+from fftgrad.planning import _candidates, _devices, _plan
 
 KNOWN = {}
 """By function, shapes and what else it follows from."""
@@ -31,9 +33,10 @@ def remembered(function):
 
 def same_machine():
     """The machine of the table."""
-    table = _table.load_table()
+    table = _devices.load_table()
     rate = 8 * _devices.COPY_VALUES / table["copy_seconds"]
-    return _devices.Device("same", "cpu", rate, 1.5e11, "2026-11-28")
+    host = platform.node()
+    return _devices.Device("same", "cpu", rate, 1.5e11, "2026-11-28", host=host)
 
 
 @pytest.fixture(autouse=True)

@@ -18,12 +18,14 @@ from cases import values
 import fftgrad as fg
 from fftgrad import planning
 from fftgrad.__main__ import EXTRA, main
-from fftgrad.planning import _bench, _candidates, _commands, _devices, _plan
+from fftgrad.planning import _candidates, _commands, _devices, _plan
 from fftgrad.planning._text import parse_count, quantity, table, three_digits
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = ROOT / "docs/command-line.md"
 PLAN = ["plan", "--workers=16", "--bandwidth=100mbit", "--step=30ms"]
+TINY = ["--layers=1", "--width=8", "--vocab=8"]
+SMALL = ["--layers=1", "--width=256", "--vocab=500"]
 NAMES = {"dense float32", "dense bfloat16", "two stages 25x, Muon", "signs, two stages"}
 
 
@@ -66,22 +68,21 @@ def test_the_examples_of_the_help_are_right(name):
         (["bench", "--sizes", "1Mi,,2Mi"], "got ''"),
         (["analyze", "nowhere.npz"], "nowhere.npz"),
         (["analyze", __file__], "got other content"),
-        (["plan", "--parameters=25M"], "required: --workers, --bandwidth, --step"),
-        (PLAN, "one of the arguments --model --layers --parameters --params is required"),
+        (["plan", "--model=gpt2:124M"], "required: --workers, --bandwidth, --step"),
+        (PLAN, "one of the arguments --model --layers --params is required"),
         ([*PLAN, "--model=bert"], "must be one of gpt2:124M, llama:134M"),
-        ([*PLAN, "--layers=2"], "got --layers 2 and --width None; use both"),
-        ([*PLAN, "--model=gpt2:124M", "--width=64"], "got --layers None and --width 64; use both"),
-        ([*PLAN, "--parameters=1k", "--device=b200"], "run `fftgrad bench` on the device"),
+        ([*PLAN, "--layers=2"], "got 2 and None; use both"),
+        ([*PLAN, "--model=gpt2:124M", "--width=64"], "got None and 64; use both"),
+        ([*PLAN, *TINY, "--device=b200"], "run `fftgrad bench` on the device"),
         ([*PLAN, "--params", __file__], "np.savez(file, **arrays)"),
-        ([*PLAN, "--parameters=some"], "use 250000, 25M or 16Mi."),
-        ([*PLAN, "--parameters=1k", "--bandwidth=fast"], "use '1gbit' or '125MB/s'"),
-        ([*PLAN, "--parameters=1k", "--bandwidth=1gb"], "must be bytes per second"),
-        ([*PLAN, "--parameters=1k", "--bandwidth=1e9"], "or a text in bit/s or B/s"),
-        ([*PLAN, "--parameters=1k", "--latency=-1ms"], "Link(latency): must be seconds"),
-        ([*PLAN, "--parameters=1k", "--step=300"], "plan(step): must be seconds, or a text with"),
-        ([*PLAN, "--parameters=1k", "--workers=0"], "plan(workers): must be at least 2, got 0"),
-        ([*PLAN, "--parameters=1k", "--fast=3"], "plan(fast): must be a divisor of the 16"),
-        ([*PLAN, "--parameters=1k", "--algorithm=star"], "invalid choice"),
+        ([*PLAN, *TINY, "--bandwidth=fast"], "use '1gbit' or '125MB/s'"),
+        ([*PLAN, *TINY, "--bandwidth=1gb"], "must be bytes per second"),
+        ([*PLAN, *TINY, "--bandwidth=1e9"], "or a text in bit/s or B/s"),
+        ([*PLAN, *TINY, "--latency=-1ms"], "Link(latency): must be seconds"),
+        ([*PLAN, *TINY, "--step=300"], "plan(step): must be seconds, or a text with"),
+        ([*PLAN, *TINY, "--workers=0"], "plan(workers): must be at least 2, got 0"),
+        ([*PLAN, *TINY, "--fast=3"], "plan(fast): must be a divisor of the 16"),
+        ([*PLAN, *TINY, "--algorithm=star"], "invalid choice"),
     ],
 )  # fmt: skip
 def test_bad_usage_is_one_line_and_exit_code_2(capsys, argv, remedy):
@@ -185,14 +186,14 @@ def asked(monkeypatch):
 
 
 def test_what_is_asked_reaches_the_library(asked, tmp_path):
-    assert main([*PLAN, "--parameters=1M", "--latency=2ms"]) == 0
+    assert main([*PLAN, *SMALL, "--latency=2ms"]) == 0
     assert asked["link"] == planning.Link("100mbit", "2ms")
     assert (asked["workers"], asked["step"]) == (16, "30ms")
     assert (asked["fast"], asked["algorithm"], asked["measure"]) == (None, "fastest", False)
     assert main([*PLAN, "--layers=1", "--width=8", "--vocab=9", "--device=h100"]) == 0
     assert asked["params"]["embed"].shape == (9, 8)
     assert asked["device"] == "h100"
-    assert main([*PLAN, "--parameters=1k", "--fast=8", "--algorithm=ring"]) == 0
+    assert main([*PLAN, *TINY, "--fast=8", "--algorithm=ring"]) == 0
     assert asked["link"] == planning.Link("100mbit", "100us")
     assert asked["fast"] == (8, planning.Link("50GB/s", "10us"))
     assert asked["algorithm"] == "ring"
@@ -202,7 +203,7 @@ def test_what_is_asked_reaches_the_library(asked, tmp_path):
 
 
 def test_the_answer_is_a_table_a_sentence_and_code(asked, capsys):
-    assert main([*PLAN, "--parameters=1M"]) == 0
+    assert main([*PLAN, *SMALL]) == 0
     lines = capsys.readouterr().out.splitlines()
     best = asked["found"].best
     assert lines[-1] == best.code  # as long as it is, on a line of its own
@@ -216,7 +217,7 @@ def test_the_answer_is_a_table_a_sentence_and_code(asked, capsys):
 
 
 def test_where_dense_is_best_it_says_so_and_that_is_no_failure(asked, capsys):
-    assert main([*PLAN[:2], "--bandwidth=100gbit", "--step=30ms", "--parameters=1M"]) == 0
+    assert main([*PLAN[:2], "--bandwidth=100gbit", "--step=30ms", *SMALL]) == 0
     out = " ".join(capsys.readouterr().out.split())
     best = asked["found"].best
     assert f"Do not compress: {best.name} takes" in out
@@ -236,7 +237,7 @@ def test_the_page_shows_what_its_command_prints(capsys):
 @pytest.mark.usefixtures("asked")
 def test_a_picture_is_drawn(tmp_path, capsys):
     file = tmp_path / "plan.png"
-    assert main([*PLAN, "--parameters=1M", f"--png={file}"]) == 0
+    assert main([*PLAN, *SMALL, f"--png={file}"]) == 0
     capsys.readouterr()
     assert file.read_bytes().startswith(b"\x89PNG")
 
@@ -246,30 +247,30 @@ def test_a_picture_is_drawn(tmp_path, capsys):
 
 def test_every_codec_is_timed_and_its_table_fits():
     like = jax.ShapeDtypeStruct((2**12,), jnp.float32)
-    copy, rows = _bench.time_codecs(like.size, _bench.CODECS, 0.01)
-    assert [row.name for row in rows] == list(_bench.CODECS)
+    copy, rows = _commands.time_codecs(like.size, _commands.CODECS, 0.01)
+    assert [row.name for row in rows] == list(_commands.CODECS)
     for row in rows:
-        assert row.wire_bytes == fg.wire_bytes(_bench.CODECS[row.name], like)
+        assert row.wire_bytes == fg.wire_bytes(_commands.CODECS[row.name], like)
         for time in (row.compress, row.decompress, copy):
             assert 0 < time.least <= time.seconds
             assert time.rounds >= 3
-    lines = _bench.show(like.size, copy, rows).splitlines()
-    for name in _bench.CODECS:
+    lines = _commands.show(like.size, copy, rows).splitlines()
+    for name in _commands.CODECS:
         (line,) = (line for line in lines if line.startswith(name + " "))
         assert line.endswith("bit/s"), line
     assert max(map(len, lines)) <= 90
 
 
 def test_over_the_link_of_a_row_the_bytes_that_it_saves_take_as_long_as_it():
-    time = _bench.Timed(0.5, 0.4, 3)
-    row = _bench.CodecTimes("half", time, time, 2_000)
-    assert "25% 8e-06 2 2 kB 2 16 kbit/s" in " ".join(_bench.show(1000, time, [row]).split())
-    never = _bench.show(1000, time, [row._replace(wire_bytes=5000)])
+    time = _commands.Timed(0.5, 0.4, 3)
+    row = _commands.CodecTimes("half", time, time, 2_000)
+    assert "25% 8e-06 2 2 kB 2 16 kbit/s" in " ".join(_commands.show(1000, time, [row]).split())
+    never = _commands.show(1000, time, [row._replace(wire_bytes=5000)])
     assert "0 bit/s" in never
 
 
 def test_the_machine_and_sizes_are_told(monkeypatch, capsys):
-    monkeypatch.setattr(_bench, "CODECS", {"sign": fg.Sign()})
+    monkeypatch.setattr(_commands, "CODECS", {"sign": fg.Sign()})
     assert main(["bench", "--sizes", "1Ki,4Ki", "--seconds", "0.01"]) == 0
     out = capsys.readouterr().out
     for text in (jax.__version__, f"{jax.device_count()} x", "1,024 values", "4,096 values"):

@@ -10,8 +10,8 @@ from processes import ROOT, free_port, running
 
 import fftgrad as fg
 from fftgrad.ops._collectives import RING
-from fftgrad.planning import _link
-from fftgrad.planning._link import COLLECTIVES, SIZES, Sent
+from fftgrad.planning import _predict, _text, _timing
+from fftgrad.planning._timing import COLLECTIVES, SIZES, Sent
 
 SHARES = {"all-reduce": 1.0, "all-gather": 0.9, "all-to-all": 0.6}
 KINDS = {collective: kind for kind, collective in COLLECTIVES.items()}
@@ -30,9 +30,9 @@ def modelled(monkeypatch):
             if kind == "all-reduce":
                 sizes.append(size)
             over = size * RING[kind](workers) / bandwidth / SHARES[kind]
-            return (_link.rounds(kind, workers) * latency + over) * noise()
+            return (_predict.rounds(kind, workers) * latency + over) * noise()
 
-        monkeypatch.setattr(_link, "_time", time)
+        monkeypatch.setattr(_timing, "_time", time)
         return sizes
 
     return use
@@ -74,7 +74,7 @@ def test_sizes_are_left_out_by_what_their_bytes_take(modelled):
 
 def test_where_noise_hides_the_bytes_the_bandwidth_is_finite():
     found = [Sent("all-gather", 3, 8192.0, 0.061), Sent("all-gather", 3, 8192.0 * 32, 0.060)]
-    link = _link.fit(found)
+    link = _timing.fit(found)
     assert 0 < link.bandwidth < 1e9
     assert 0 < link.latency <= 0.061 / 3
 
@@ -82,14 +82,14 @@ def test_where_noise_hides_the_bytes_the_bandwidth_is_finite():
 def test_short_messages_that_pass_at_once_do_not_raise_the_bandwidth():
     """Links let so many bytes through before they slow down."""
     found = [Sent("all-gather", 3, s, max(1e-4, (s - 5e4) / 1e7)) for s in (1e4, 1e6, 1e7)]
-    link = _link.fit(found)
+    link = _timing.fit(found)
     assert link.bandwidth == pytest.approx(1e7, rel=0.01)
     assert link.latency < 1e-4
 
 
 def test_a_link_never_has_a_negative_latency():
     sizes = (1e3, 1e6, 1e8)
-    link = _link.fit([Sent("all-gather", 3, s, s / 1e8 * 0.99) for s in sizes])
+    link = _timing.fit([Sent("all-gather", 3, s, s / 1e8 * 0.99) for s in sizes])
     assert link.latency == 0
     assert link.bandwidth > 0
 
@@ -126,7 +126,7 @@ def test_one_worker_has_no_link():
     ],
 )
 def test_rates(text, value):
-    assert _link.bytes_per_second("link", text) == pytest.approx(value)
+    assert _text.bytes_per_second("link", text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_rates(text, value):
     ],
 )
 def test_times(text, value):
-    assert _link.seconds("step", text) == pytest.approx(value)
+    assert _text.seconds("step", text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(

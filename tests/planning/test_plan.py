@@ -14,7 +14,7 @@ from parallel import train_step
 
 import fftgrad as fg
 from fftgrad.exchanges import _bucketing
-from fftgrad.planning import _alone, _candidates, _inputs, _plan
+from fftgrad.planning import _candidates, _plan, _predict, _timing
 
 LIKE = {
     "w": jax.ShapeDtypeStruct((400, 500), "float32"),
@@ -312,19 +312,21 @@ def fast(workers, **options):
     ],
 )  # fmt: skip
 def test_mistakes_are_answered_before_anything_is_timed(monkeypatch, make, error, remedy):
-    monkeypatch.setattr(_plan._table, "time_exchange", lambda *_, **__: pytest.fail("it was timed"))
+    monkeypatch.setattr(_timing, "time_exchange", lambda *_, **__: pytest.fail("it was timed"))
     with pytest.raises(error, match=remedy):
         make()
 
 
 def test_local_steps_of_a_named_optimizer_have_something_to_send():
     like = jax.ShapeDtypeStruct((64, 64), "float32")
-    (row,) = (r for r in _candidates.candidates(like, 4) if r.every > 1 and r.optimizer is not None)
-    tx, params = row.transformation("data"), jnp.zeros((64, 64))
-    state, update = tx.init(params), jax.jit(_alone.alone(tx.update, {"data": 4}))
-    for _ in range(row.every):
-        _, state = update(jnp.ones((64, 64)), state, params)
-    assert jnp.any(optax.tree.get(state, "anchor") != 0)
+    rows = [row for row in _candidates.candidates(like, 4) if row.every > 1 and row.optimizer]
+    assert len(rows) == 2
+    for row in rows:
+        tx, params = row.transformation("data"), jnp.zeros((64, 64))
+        state, update = tx.init(params), jax.jit(_timing.alone(tx.update, {"data": 4}))
+        for _ in range(row.every):
+            _, state = update(jnp.ones((64, 64)), state, params)
+        assert jnp.any(optax.tree.get(state, "anchor") != 0)
 
 
 def test_a_momentum_of_sgd_has_its_place_in_the_line():
@@ -423,14 +425,27 @@ def test_all_that_is_compared_of_two_levels_is_hierarchical():
     rows = _candidates.candidates(LIKE, 4, 2)
     assert all(isinstance(row.recipe.exchange, fg.Hierarchical) for row in rows)
     names = {row.name for row in rows}
-    assert {"4 local steps, signs", "8 local steps, signs"} <= names
+    assert {"4 local steps, signs", "4 local steps, two stages, Muon"} <= names
     assert not [name for name in names if "rank" in name]
 
 
 def test_smaller_models_have_matrices_of_the_same_form():
     like = {"w": jax.ShapeDtypeStruct((40_000, 10_000), "float32"), "b": jnp.zeros(100_000)}
-    small = _inputs.smaller(like, 0.01)
+    small = _timing.smaller(like, 0.01)
     assert sum(leaf.size for leaf in small.values()) == pytest.approx(4_001_000, rel=0.01)
     assert small["w"].shape[0] / small["w"].shape[1] == pytest.approx(4, rel=0.01)
     for shape in ((1, 400_000_000), (1, 1, 1, 400_000_000)):
-        assert _inputs.smaller(jax.ShapeDtypeStruct(shape, "float32"), 0.01).size == 4_000_000
+        assert _timing.smaller(jax.ShapeDtypeStruct(shape, "float32"), 0.01).size == 4_000_000
+
+
+@pytest.mark.parametrize("fast", [1, 2])
+def test_the_collectives_of_the_default_rows_are_those_of_their_trace(fast):
+    axes = {"data": WORKERS} if fast == 1 else {"slow": WORKERS, "fast": fast}
+    told = lambda found: [(c.kind, c.bytes, c.workers, c.axes) for c in found]  # noqa: E731
+    for row in _candidates.candidates(LIKE, WORKERS, fast):
+        exchange = getattr(row.recipe.exchange, "exchange", row.recipe.exchange)
+        bucketing = fg.Bucketing().for_exchange(exchange)
+        (part,) = _bucketing.bucket_likes(LIKE, bucketing)
+        tx = fg.compressed_pmean(exchange, axis_name="data" if fast == 1 else tuple(axes))
+        traced = _predict.traffic("tx", tx, LIKE, axes)
+        assert told(_predict.sent_by(exchange, part, axes)) == told(traced), row.name

@@ -9,9 +9,14 @@ import optax
 import pytest
 
 import fftgrad as fg
-from fftgrad.planning import _inputs, _predict
-from fftgrad.planning._link import rounds
-from fftgrad.planning._predict import Parts, collective_seconds, exchange_seconds, step_seconds
+from fftgrad.planning import _timing
+from fftgrad.planning._predict import (
+    Parts,
+    collective_seconds,
+    exchange_seconds,
+    rounds,
+    step_seconds,
+)
 
 LINK = fg.planning.Link(1e6, 1e-3)
 
@@ -232,9 +237,9 @@ def test_local_steps_are_timed_until_they_meet(monkeypatch):
     def once(run, inputs, *_):
         _, state = run(inputs[0])
         ended.append(int(state.step))
-        return _predict._timing.Timed(1.0, 1.0, 1)
+        return _timing.Timed(1.0, 1.0, 1)
 
-    monkeypatch.setattr(_predict._timing, "timed", once)
+    monkeypatch.setattr(_timing, "timed", once)
     found = fg.planning.time_exchange(local_steps(1), LIKE, {"data": 2}, every=4)
     assert found == fg.planning.Timing(0.0, 1.0)
     assert ended == [4]
@@ -252,7 +257,7 @@ def test_more_workers_take_longer_to_decode():
 
 
 def test_what_is_timed_with_is_no_zeros():
-    tree, other = _inputs.heavy_tailed(LIKE)
+    tree, other = _timing.heavy_tailed(LIKE)
     assert tree["b"].dtype == jnp.bfloat16
     flat = np.asarray(tree["w"]).ravel()
     assert np.all(flat != 0)

@@ -1,6 +1,7 @@
 """A plan that times nothing: codec times from the tables, scaled to the figures of a device."""
 
 import math
+import platform
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +9,8 @@ import numpy as np
 import pytest
 
 import fftgrad as fg
-from fftgrad.planning import _devices, _inputs, _models, _plan, _table
-from fftgrad.planning._inputs import Groups
+from fftgrad.planning import _commands, _devices, _plan, _predict, _timing
+from fftgrad.planning._predict import Groups
 from fftgrad.planning._text import parse_count
 
 LINK = fg.planning.Link("1gbit", "100us")
@@ -26,7 +27,7 @@ def squares(values):
 
 @pytest.fixture
 def untimed(monkeypatch):
-    monkeypatch.setattr(_table, "time_exchange", lambda *_, **__: pytest.fail("it was timed"))
+    monkeypatch.setattr(_timing, "time_exchange", lambda *_, **__: pytest.fail("it was timed"))
 
 
 def timings(values, workers=16, joined=1, device="this"):
@@ -34,21 +35,21 @@ def timings(values, workers=16, joined=1, device="this"):
     rows = fg.planning.candidates(like, workers, joined)
     sizes = {"slow": workers, "fast": joined} if joined > 1 else {"data": workers}
     groups = Groups(sizes, "data", LINK if joined > 1 else None)
-    return _table.from_table(rows, like, groups, _devices.find(device))[0]
+    return _devices.from_table(rows, like, groups, _devices.find(device))[0]
 
 
 def test_all_that_a_plan_compares_is_in_the_table():
     names = [row.name for row in fg.planning.candidates(squares(1 << 20), 8)]
     for table in ("timings", "programs"):
-        assert sorted(names) == sorted(_table.load_table(table)["rows"])
+        assert sorted(names) == sorted(_devices.load_table(table)["rows"])
 
 
 def test_at_a_size_that_was_timed_it_is_the_time():
     found = timings(MOST)
-    for name, points in _table.load_table()["rows"].items():
+    for name, points in _devices.load_table()["rows"].items():
         (point,) = (p for p in points if p.values == MOST)
-        flops = _table.turning(squares(MOST)) if "eigenbasis" in name else 0.0
-        extra = flops / _devices.this().flops_per_second
+        flops = _devices.turning(squares(MOST)) if "eigenbasis" in name else 0.0
+        extra = flops / _devices.find("this").flops_per_second
         assert found[name].compress == pytest.approx(point.compress, rel=1e-4), name
         assert found[name].decompress == pytest.approx(point.decompress + extra, rel=1e-4), name
         assert (found[name].muon > 0) == ("Muon" in name)
@@ -75,9 +76,9 @@ def test_only_what_is_gathered_costs_more_with_more_workers():
 
 
 def test_behind_fast_links_each_has_a_piece():
-    values, table = 8 * MOST, _table.load_table()
+    values, table = 8 * MOST, _devices.load_table()
     whole, pieces = timings(MOST), timings(values, 16, 8)
-    passes = _table.PASSES / 2 * table["copy_seconds"] * values / _table.COPY_VALUES
+    passes = _devices.PASSES / 2 * table["copy_seconds"] * values / _devices.COPY_VALUES
     for name in ("QSGD 4 bits", "top-k 4 %, 4 bits"):
         assert pieces[name].compress == pytest.approx(whole[name].compress)
         assert pieces[name].decompress == pytest.approx(whole[name].decompress + passes)
@@ -85,8 +86,8 @@ def test_behind_fast_links_each_has_a_piece():
 
 def test_muon_is_charged_for_the_shapes_of_its_matrices():
     square, flat = jnp.zeros((64, 64)), jnp.zeros((4, 1024))
-    assert _table.orthogonalizing({"a": square}) == 5 * 6 * 64**3
-    assert _table.orthogonalizing({"a": flat, "b": jnp.zeros(9)}) == 5 * (4 * 16 * 1024 + 2 * 64)
+    assert _devices.orthogonalizing({"a": square}) == 5 * 6 * 64**3
+    assert _devices.orthogonalizing({"a": flat, "b": jnp.zeros(9)}) == 5 * (4 * 16 * 1024 + 2 * 64)
 
 
 @pytest.mark.usefixtures("untimed")
@@ -94,7 +95,7 @@ def test_muon_is_charged_for_the_shapes_of_its_matrices():
 def test_any_size_is_answered_without_timing_anything(values):
     found = fg.planning.plan(squares(values), step="300ms", link=LINK, workers=16)
     assert all(math.isfinite(row.seconds) for row in found.rows)
-    assert _table.load_table()["machine"] in found.source
+    assert _devices.load_table()["machine"] in found.source
     assert found.source in " ".join(str(found).split())
 
 
@@ -106,7 +107,7 @@ def test_two_levels_are_answered_too():
 
 
 def test_another_machine_is_as_much_slower_as_its_copies(monkeypatch):
-    fast, same = timings(MOST)["QSGD 4 bits"], _devices.this()
+    fast, same = timings(MOST)["QSGD 4 bits"], _devices.find("this")
     slower = same._replace(bytes_per_second=same.bytes_per_second / 3)
     monkeypatch.setattr(_devices, "measured", lambda: slower)
     _devices.measure()
@@ -114,9 +115,9 @@ def test_another_machine_is_as_much_slower_as_its_copies(monkeypatch):
 
 
 def test_a_machine_is_measured_once_and_its_file_is_a_device(monkeypatch, tmp_path):
-    first = _devices.this()
+    first = _devices.find("this")
     monkeypatch.setattr(_devices, "measured", lambda: pytest.fail("it was measured again"))
-    assert _devices.this() == first
+    assert _devices.find("this") == first
     copied = tmp_path / "there.json"
     copied.write_text(_devices.kept().read_text())
     assert _devices.find(copied) == first
@@ -124,12 +125,26 @@ def test_a_machine_is_measured_once_and_its_file_is_a_device(monkeypatch, tmp_pa
         _devices.find(__file__)
 
 
+def test_figures_of_another_host_are_measured_again_and_both_say_so(monkeypatch):
+    _devices.measure()
+    own, heard = _devices.measured(), []
+    assert _devices.find("this", heard.append).host == platform.node()
+    monkeypatch.setattr(_devices.platform, "node", lambda: "elsewhere")
+    assert _devices.find(_devices.kept(), heard.append) == own  # named as a file
+    assert not heard
+    monkeypatch.setattr(_devices, "measured", lambda: own._replace(host="elsewhere", load=1.5))
+    assert _devices.find("this", heard.append).host == "elsewhere"
+    assert heard == [f"this host again: {_devices.kept()} is of host {own.host}"]
+    known = {"step": "300ms", "link": LINK, "workers": 16}
+    assert "on host elsewhere, load 1.5" in fg.planning.plan(squares(30_000), **known).source
+
+
 @pytest.mark.parametrize("device", sorted(_devices.KNOWN))
 @pytest.mark.parametrize("model", ["gpt2:124M", "llama:7B"])
 @pytest.mark.usefixtures("untimed")
 def test_a_plan_for_an_accelerator_is_made_without_it(monkeypatch, device, model):
     monkeypatch.setattr(_devices, "measured", lambda: pytest.fail("this machine was measured"))
-    like = _models.model(model)
+    like = _commands.model(model)
     rows = fg.planning.candidates(like, 16)[::4]
     monkeypatch.setattr(_plan, "candidates", lambda *_: rows)
     known = {"step": "1s", "link": LINK, "workers": 16, "device": device}
@@ -155,11 +170,11 @@ def test_a_tpu_moves_more_bytes_and_a_gather_decodes_all():
         if row.name in ("QSGD 4 bits", "signs, two stages"):
             plain = _devices.KNOWN["h100"]._replace(launch=0.0)
             counted = [
-                sum(_table._counted(row, MOST, workers, device))
+                sum(_devices._counted(row, MOST, workers, device))
                 for workers, device in ((16, plain), (16, plain._replace(passes=12.0)))
             ]
             assert counted[1] == pytest.approx(12 * counted[0])
-            own, twice = (_table._counted(row, MOST, workers, plain)[1] for workers in (16, 32))
+            own, twice = (_devices._counted(row, MOST, workers, plain)[1] for workers in (16, 32))
             assert twice == pytest.approx((2 if row.name == "QSGD 4 bits" else 1) * own)
 
 
@@ -171,8 +186,8 @@ def test_rows_of_ones_own_are_not_planned_for_another_device():
 
 def test_an_eigenbasis_turns_short_sides_only():
     short, long = jnp.zeros((8, 4)), jnp.zeros((2048, 4096))
-    assert _table.turning({"a": short}) == 8 * 32 * 12 + 8**3 + 4**3
-    assert _table.turning({"a": long}) == 0
+    assert _devices.turning({"a": short}) == 8 * 32 * 12 + 8**3 + 4**3
+    assert _devices.turning({"a": long}) == 0
     name = "eigenbasis 50x, Muon"
     assert name in {row.name for row in fg.planning.candidates({"a": short}, 8)}
     assert name not in {row.name for row in fg.planning.candidates({"a": long}, 8)}
@@ -181,24 +196,19 @@ def test_an_eigenbasis_turns_short_sides_only():
 # The shapes of models
 
 
-@pytest.mark.parametrize("name", _models.MODELS)
+@pytest.mark.parametrize("name", _commands.MODELS)
 def test_a_named_model_has_about_as_many_parameters_as_its_name_says(name):
     said = parse_count("model", name.partition(":")[2])
-    assert _inputs.count(_models.model(name)) == pytest.approx(said, rel=0.08)
-
-
-@pytest.mark.parametrize("parameters", [1, 63, 1000, 25_000_000, 2**31])
-def test_a_transformer_of_a_size_has_exactly_so_many_parameters(parameters):
-    assert _inputs.count(_models.of_size(parameters)) == parameters
+    assert _predict.count(_commands.model(name)) == pytest.approx(said, rel=0.08)
 
 
 def test_embeddings_are_not_orthogonalized():
-    one, two = (_models.transformer(layers, 64, vocabulary=999) for layers in (1, 2))
-    each = _table.orthogonalizing(one)
-    assert _table.orthogonalizing(two) == 2 * each
-    assert each == _table.orthogonalizing(one["layers"])
-    gpt = _models.model("gpt2:124M")
-    assert _table.orthogonalizing(gpt) == _table.orthogonalizing(gpt["layers"])
+    one, two = (_commands.transformer(layers, 64, vocabulary=999) for layers in (1, 2))
+    each = _devices.orthogonalizing(one)
+    assert _devices.orthogonalizing(two) == 2 * each
+    assert each == _devices.orthogonalizing(one["layers"])
+    gpt = _commands.model("gpt2:124M")
+    assert _devices.orthogonalizing(gpt) == _devices.orthogonalizing(gpt["layers"])
 
 
 ROWS = [
@@ -215,12 +225,12 @@ def test_rows_of_ones_own_are_timed_small_and_in_proportion(monkeypatch):
         sizes.append(values)
         return fg.planning.Timing(1e-9 * values, 2e-9 * values)
 
-    monkeypatch.setattr(_table, "time_exchange", time_exchange)
+    monkeypatch.setattr(_timing, "time_exchange", time_exchange)
     like, heard = {"w": jax.ShapeDtypeStruct((40_000, 10_000), "float32")}, []
     known = {"step": "1s", "link": LINK, "workers": 16, "rows": ROWS, "tell": heard.append}
     found = fg.planning.plan(like, **known)
     assert heard == ["dense", "signs"]
-    assert max(sizes) < 1.01 * _table.LARGEST
+    assert max(sizes) < 1.01 * _devices.LARGEST
     (signs,) = (row for row in found.rows if row.name == "signs")
     assert signs.parts.compress == pytest.approx(0.4, rel=0.01)
     assert signs.parts.decompress == pytest.approx(0.8, rel=0.01)
