@@ -4,7 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import jax
@@ -94,6 +94,23 @@ class Laws:
         distance = relative(found, wanted)
         got = f"a relative difference of {distance:.3g} {where}"
         self.need(distance <= most, law, rule, got, remedy)
+
+    def programs(
+        self, run: Callable[[Any], PyTree], inputs: Sequence[PyTree], where: str, remedy: str,
+        eager: bool = True,
+    ) -> None:  # fmt: skip
+        """Laws: two calls have the same bits, jit changes nothing, and vmap is a loop."""
+        compiled = [jax.jit(run)(x) for x in inputs]
+        if eager:
+            plain, again = (run(inputs[0]) for _ in range(2))
+            same, rule = flat(plain).tobytes() == flat(again).tobytes(), "two calls must agree"
+            self.need(same, "jit", rule, f"different bits {where}", remedy)
+            self.near("jit", "jit must change nothing", compiled[0], plain, where, remedy)
+        stacked, each = (
+            jax.tree.map(lambda *rows: np.stack(rows), *trees) for trees in (inputs, compiled)
+        )
+        found = jax.jit(jax.vmap(run))(stacked)
+        self.near("vmap", "vmap must be a loop", found, each, where, remedy)
 
     def finite(self, tree: PyTree, where: str, remedy: str) -> None:
         """Law: finite values stay finite."""
