@@ -20,7 +20,6 @@ from fftgrad import planning
 from fftgrad._contracts import PyTree
 from fftgrad._values import check, check_count
 from fftgrad.planning import Link, Plan, _devices, _gradients, _plan
-from fftgrad.planning._plan import below
 from fftgrad.planning._predict import Algorithm
 from fftgrad.planning._text import parse_count, quantity, table, three_digits
 from fftgrad.planning._timing import Task, Timed, heavy_tailed, timed_in_turn
@@ -185,8 +184,7 @@ def answer(found: Plan) -> str:
     return (
         f"{best.name} reaches dense's loss {three_digits(dense.to_loss / best.to_loss)} times "
         f"sooner than {dense.name}: in {quantity(best.to_loss, 's')} instead of "
-        f"{quantity(dense.to_loss, 's')} for each dense step. Its step is faster up to "
-        f"{below(best.break_even or 0.0)}. Loss: {best.loss}.{place}"
+        f"{quantity(dense.to_loss, 's')} for each dense step. Loss: {best.loss}.{place}"
     )
 
 

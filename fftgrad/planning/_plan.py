@@ -1,7 +1,6 @@
 """Plans: the exchange that reaches dense's loss first on a device and a link."""
 
 import dataclasses
-import math
 import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,8 +35,6 @@ from fftgrad.planning._timing import Timing
 ACCEPTED: tuple[Loss, ...] = ("as dense", "close")
 MARGIN = 0.1
 """A recommended row is so much faster than dense, which is about the error of a prediction."""
-SLOWEST, FASTEST = 1e3, 1e13
-"""Bytes per second between which a break-even is searched."""
 
 
 class PlanRow(NamedTuple):
@@ -48,35 +45,27 @@ class PlanRow(NamedTuple):
       code: expression that makes it: the first transformation of a chain, a whole optimizer, or
         local steps around an optimizer.
       seconds: seconds of a step, the mean over steps with and without an exchange.
-      speed_up: steps in the time of one step of the fastest dense row.
       link_bytes: bytes that leave a worker over its slow link in a step, on average.
-      break_even: bandwidth in bytes per second up to which a step is faster than the fastest dense
-        one; inf for any link, 0 for none, None for dense.
       loss: class of the final loss in runs of small models with 4 or 8 workers.
       steps: steps to dense's loss, in units of dense's steps: measured, or those of the class.
       every: steps between two exchanges.
       whole: True if the code is a whole optimizer instead of the user's.
       parts: seconds of a step's parts, with a step's share of an exchange.
+      is_dense: True for a row with which the others are compared.
       why_not: reason why the row is not recommended, or "" for the recommended row.
     """
 
     name: str
     code: str
     seconds: float
-    speed_up: float
     link_bytes: float
-    break_even: float | None
     loss: Loss
     steps: float
     every: int
     whole: bool
     parts: Parts
+    is_dense: bool
     why_not: str = ""
-
-    @property
-    def is_dense(self) -> bool:
-        """True for a row with which the others are compared."""
-        return self.break_even is None
 
     @property
     def to_loss(self) -> float:
@@ -165,11 +154,6 @@ def draw(found: Plan, path: str | os.PathLike[str]) -> None:
     figure.savefig(path, dpi=150, format="png")
 
 
-def below(break_even: float) -> str:
-    """A break-even in bits per second, or in words."""
-    return "any bandwidth" if math.isinf(break_even) else quantity(8 * break_even, "bit/s")
-
-
 def sort(rows: Sequence[PlanRow]) -> tuple[PlanRow, ...]:
     """Sort rows by their seconds to dense's loss, and say why all but one are not recommended."""
     ranked = sorted(rows, key=lambda row: row.to_loss)
@@ -207,20 +191,16 @@ class Model(NamedTuple):
     groups: Groups
     algorithm: Algorithm
 
-    def parts(self, way: Way, link: Link) -> Parts:
+    def parts(self, way: Way) -> Parts:
         """The parts of a step that exchanges."""
-        links = self.groups.links(link)
+        links = self.groups.links(self.link)
         exchange = way.times * exchange_seconds(way.collectives, links, self.algorithm)
         compress, decompress, muon = way.timing
         return Parts(self.step, compress, exchange, decompress, muon)
 
-    def seconds(self, way: Way, link: Link) -> float:
+    def seconds(self, way: Way) -> float:
         """Seconds of a step, the mean over steps with and without an exchange."""
-        return step_seconds(self.parts(way, link), every=way.row.every, buckets=way.buckets)
-
-    def best_dense(self, ways: Sequence[Way], link: Link) -> float:
-        """Seconds of the fastest dense row."""
-        return min(self.seconds(way, link) for way in ways if way.row.dense)
+        return step_seconds(self.parts(way), every=way.row.every, buckets=way.buckets)
 
     def link_bytes(self, way: Way) -> float:
         """Bytes that leave a worker over its slow link in a step, on average."""
@@ -229,7 +209,7 @@ class Model(NamedTuple):
 
     def plan_row(self, way: Way, ways: Sequence[Way]) -> PlanRow:
         """The prediction for one of the rows."""
-        own, parts, seconds = way.row, self.parts(way, self.link), self.seconds(way, self.link)
+        own, parts, seconds = way.row, self.parts(way), self.seconds(way)
         link_bytes = self.link_bytes(way)
         dense = max(self.link_bytes(way) for way in ways if way.row.dense)
         if own.ratio and own.loss in ACCEPTED and dense > 2 * own.ratio * link_bytes:
@@ -238,9 +218,7 @@ class Model(NamedTuple):
             name=own.name,
             code=own.code(self.groups.axis_name),
             seconds=seconds,
-            speed_up=self.best_dense(ways, self.link) / seconds,
             link_bytes=link_bytes,
-            break_even=None if own.dense else self.break_even(way, ways),
             loss=own.loss,
             steps=own.to_loss,
             every=own.every,
@@ -250,31 +228,8 @@ class Model(NamedTuple):
                 exchange=parts.exchange / own.every,
                 decompress=parts.decompress / own.every,
             ),
+            is_dense=own.dense,
         )
-
-    def break_even(self, way: Way, ways: Sequence[Way]) -> float:
-        """The next bandwidth at which the row and the best dense take equally long.
-
-        The search goes up from this link if the row is faster here, else down. It may find none: an
-        exchange of fewer rounds and more bytes wins over fast links only.
-        """
-
-        def is_faster(bandwidth: float) -> bool:
-            link = dataclasses.replace(self.link, bandwidth=bandwidth)
-            return self.seconds(way, link) < self.best_dense(ways, link)
-
-        at = self.link.bandwidth
-        here = is_faster(at)
-        factor = 2.0 if here else 0.5
-        while is_faster(at * factor) == here:
-            at *= factor
-            if at > FASTEST if here else at < SLOWEST:
-                return math.inf if here else 0.0
-        low, high = sorted((at, at * factor))
-        for _ in range(50):
-            middle = math.sqrt(low * high)
-            low, high = (middle, high) if is_faster(middle) else (low, middle)
-        return low
 
 
 def plan(
@@ -337,8 +292,8 @@ def plan(
       ...     params, step="20ms", link="100mbit", workers=4, rows=[dense, signs],
       ...     timings=timings, buckets=1,
       ... )
-      >>> print(f"{found.best.speed_up:.1f} times: {found.best}")
-      8.6 times: fg.compressed_pmean(fg.AllGather(codec=fg.Sign()), axis_name='data')
+      >>> print(f"{found.best.to_loss:.3f} s: {found.best}")
+      0.070 s: fg.compressed_pmean(fg.AllGather(codec=fg.Sign()), axis_name='data')
 
     References:
       Agarwal et al., MLSys 2022, arXiv:2103.00543: of 200 set-ups 6 beat well-tuned dense training.
@@ -380,7 +335,7 @@ def plan(
             yield Way(cut, timings[row.name], sent, times, number)
 
     model = Model(own, over, joined, algorithm)
-    ways = [min(ways_of(row), key=lambda way: model.seconds(way, over)) for row in compared]
+    ways = [min(ways_of(row), key=model.seconds) for row in compared]
     return Plan(sort([model.plan_row(one, ways) for one in ways]), source)
 
 

@@ -1,7 +1,6 @@
 """Plans: what is predicted over one level of links or two, and that the code is the code meant."""
 
 import functools
-import math
 import re
 
 import jax
@@ -99,7 +98,7 @@ def test_bytes_are_those_of_the_exchange(choose):
 def test_a_slow_link_is_compressed_and_a_fast_one_not():
     slow, fast = usual("100mbit"), usual("100gbit")
     assert slow.compress
-    assert slow.best.speed_up > 2
+    assert slow.best.to_loss < slow.dense.to_loss / 2
     assert slow.best.loss in ("as dense", "close")
     assert not fast.compress
     assert fast.best.name.startswith("dense")
@@ -108,11 +107,9 @@ def test_a_slow_link_is_compressed_and_a_fast_one_not():
 
 def test_the_best_dense_is_what_others_are_compared_with():
     found = usual("1gbit")
-    dense = [row for row in found.rows if row.break_even is None]
-    best = min(row.seconds for row in dense)
-    for row in found.rows:
-        assert row.speed_up == pytest.approx(best / row.seconds)
+    dense = [row for row in found.rows if row.is_dense]
     assert {row.name for row in dense} == {"dense float32", "dense bfloat16"}
+    assert found.dense.seconds == min(row.seconds for row in dense)
 
 
 def test_rows_are_ranked_by_seconds_to_the_loss_and_all_but_one_say_why_not():
@@ -136,40 +133,6 @@ def test_rows_are_ranked_by_seconds_to_the_loss_and_all_but_one_say_why_not():
     fast = plan("100gbit", rows=rows)
     assert fast.best.name == "dense"
     assert all((row.why_not == "") == (row.name == "dense") for row in fast.rows)
-
-
-def test_a_break_even_is_where_both_take_as_long():
-    found = by_name(usual("1gbit"))
-    rows = [
-        row
-        for row in _candidates.candidates(LIKE, 4)
-        if row.dense or row.name == "top-k 4 %, 4 bits"
-    ]
-    rate = found["top-k 4 %, 4 bits"].break_even
-    assert 1e6 < rate < 1e12
-    at, below, above = (
-        by_name(plan(fg.planning.Link(x), rows=rows))["top-k 4 %, 4 bits"].speed_up
-        for x in (rate, rate / 2, 2 * rate)
-    )
-    assert at == pytest.approx(1, rel=1e-3)
-    assert below > 1 > above
-
-
-def test_break_evens_without_an_end():
-    rows = [
-        fg.planning.Candidate("dense", fg.AllReduce(), dense=True),
-        fg.planning.Candidate("free", fg.AllGather(fg.Sign())),
-        fg.planning.Candidate("never", fg.AllGather(fg.Identity())),
-    ]
-    free = {
-        "dense": fg.planning.Timing(1.0, 0.0),
-        "free": fg.planning.Timing(0.0, 0.0),
-        "never": fg.planning.Timing(2.0, 0.0),
-    }
-    found = by_name(plan(fg.planning.Link("1gbit", 0.0), rows=rows, timings=free, workers=8))
-    assert found["free"].break_even == math.inf
-    assert found["never"].break_even == 0.0
-    assert found["dense"].break_even is None
 
 
 @pytest.mark.parametrize("choose", [some, pytest.param(list, marks=SLOW)])
