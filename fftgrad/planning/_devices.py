@@ -175,11 +175,6 @@ def load_table(name: str = "timings") -> Mapping[str, Any]:
     return found
 
 
-def in_table(rows: Sequence[Candidate]) -> bool:
-    """True if the table has all of them."""
-    return {row.name for row in rows} <= {*load_table()["rows"]}
-
-
 def from_table(
     rows: Sequence[Candidate], like: PyTree, groups: Groups, device: Device
 ) -> tuple[dict[str, Timing], str]:

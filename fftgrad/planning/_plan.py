@@ -306,7 +306,7 @@ def plan(
     compared = check_rows(candidates(like, *joined.sizes, list(joined.axes)[-1]) if usual else rows)
     source = "Codec times: as given."
     if timings is None:
-        if usual and not measure and _devices.in_table(compared):
+        if usual and not measure:
             place = place or _devices.find("this", tell)
             timings, source = _devices.from_table(compared, like, joined, place)
         else:

@@ -20,6 +20,7 @@ from fftgrad._contracts import (
     Stats,
     Step,
 )
+from fftgrad._values import check
 from fftgrad.exchanges import _bucketing, _recipe
 from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.exchanges._shards import add_rows, drop_rows
@@ -90,11 +91,9 @@ def _mesh(mesh: Mesh | None) -> Mesh:
     if mesh is not None:
         axes = (AxisType.Auto,) * len(mesh.axis_names)
         return Mesh(mesh.devices, mesh.axis_names, axis_types=axes)
-    if len(jax.devices()) < WORKERS:
-        raise ValueError(
-            f"check_exchange(mesh): must have {WORKERS} devices, got {len(jax.devices())}; call "
-            f"jax.config.update('jax_num_cpu_devices', {WORKERS}) first, or pass a mesh."
-        )
+    remedy = f"call jax.config.update('jax_num_cpu_devices', {WORKERS}) first, or pass a mesh."
+    found = len(jax.devices())
+    check(found >= WORKERS, "check_exchange(mesh)", f"have {WORKERS} devices", found, remedy)
     return Mesh(np.array(jax.devices()[:WORKERS]), ("data",), axis_types=(AxisType.Auto,))
 
 
