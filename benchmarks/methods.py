@@ -55,8 +55,6 @@ class Method:
     phases: tuple[tuple[float, Branch], ...] = ()
     later: Branch = ()  # the branch that runs after them
     once: Branch | None = None  # one that runs once before that
-    # what encodes the whole gradient, where one codec does; to time it on its own
-    codec: fg.Codec | None = None
     pace: float = 1.0  # the learning rate over slow links, in units of the task's
     # by what its messages travel, where the exchange does not show it
     by: type[fg.Exchange] = fg.AllReduce
@@ -182,16 +180,13 @@ def plain(method: Method) -> Method:
 
 def ours(name: str, *stages: fg.Codec, memory: fg.Memory | None = None) -> Method:
     """The same feedback for all, another codec each."""
-    codec = fg.chain(*stages)
-    return fed_back(name, fg.Recipe(fg.AllGather(codec), memory or DECAYED), codec=codec)
+    return fed_back(name, fg.Recipe(fg.AllGather(fg.chain(*stages)), memory or DECAYED))
 
 
 def by_owners(name: str, *stages: fg.Codec) -> Method:
     """The same by owners of shards, in two stages."""
     codec = fg.chain(*stages)
-    return fed_back(
-        name, lambda own: fg.Recipe(fg.TwoStage(codec, own.workers), DECAYED), codec=codec
-    )
+    return fed_back(name, lambda own: fg.Recipe(fg.TwoStage(codec, own.workers), DECAYED))
 
 
 def starting(
@@ -232,7 +227,7 @@ def local(name: str, every: int, **options: Any) -> Method:
         return fg.optimizers.diloco(inner, optax.sgd(1.0), every, signs, axis_name=AXIS, **options)
 
     often = every // options.get("fragments", 1)
-    return Method(name, around=around, every=often, own=True, codec=SIGN, by=fg.TwoStage)
+    return Method(name, around=around, every=often, own=True, by=fg.TwoStage)
 
 
 def local_filled(
@@ -512,9 +507,7 @@ BF16, LLOYD = fg.Cast("bfloat16"), fg.codecs.LloydMax(bits=2, block=256)
 SWITCHED = fg.Scheduled(
     {at: fg.AllGather(fg.chain(DCT, fg.Budget(ratio=r))) for at, r in ((0, 120), (6, 360))}
 )
-NARROW = Method(
-    "bfloat16, two stages", lambda own: fg.Recipe(fg.TwoStage(BF16, own.workers)), codec=BF16
-)
+NARROW = Method("bfloat16, two stages", lambda own: fg.Recipe(fg.TwoStage(BF16, own.workers)))
 LINKS: dict[str, Method] = {
     "dense": renamed("dense float32", "dense"),
     "bf16": NARROW,
@@ -529,7 +522,6 @@ LINKS: dict[str, Method] = {
     "lloyd-max": Method(
         "Lloyd-Max 2 bits, two stages",
         lambda own: fg.Recipe(fg.TwoStage(LLOYD, own.workers), fg.ErrorFeedback(decay=0.9)),
-        codec=LLOYD,
     ),
     **{f"local-{n}": local(f"{n} local steps, sign", n) for n in (4, 6, 8, 16)},
     "stream-4-fast": renamed(
@@ -545,7 +537,6 @@ LINKS: dict[str, Method] = {
     "qsgd": ROWS["QSGD 4 bits"],
     "terngrad": ROWS["TernGrad"],
     "powersgd": POWER_SGD,
-    "powersgd-b0": plain(POWER_SGD),
     "acp-sgd": ACP_SGD,
     "dion": Method("Dion rank 16", m.scale_by_dion(rank=16), directs=1e-3),
     "dense-muon": renamed("dense float32, Muon", "dense", muon=True),
@@ -554,11 +545,9 @@ LINKS: dict[str, Method] = {
     "muon-eden": BY_NAME["EDEN 1 bit, Muon, lead 0.3"],
     "adam-powersgd": BY_NAME["PowerSGD rank 4, Adam, nu 0.7"],
     "muon-powersgd": BY_NAME["PowerSGD rank 4, Muon, lead 0.3"],
-    "muon-30x": BY_NAME["30x, Muon, lead 0.3"],
     "muon-100x": BY_NAME["100x, Muon, lead 0.5"],
     "muon-two-25x": BY_NAME["two stages 25x, Muon, lead 0.3"],
     "muon-turned-25x": BY_NAME["eigenbasis 25x, Muon, lead 0.3"],
-    "muon-turned-50x": BY_NAME["eigenbasis 50x, Muon, lead 0.3"],
 }
 """Of the runs over slow links, by the names of their command line."""
 

@@ -56,7 +56,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         rate=("1gbit", "of each link and direction, such as 100mbit"),
         delay=("", "of each packet, such as 0.5ms"),
         loopback=(False, "no namespaces, no limits"),
-        workload=("lm", "alexnet, resnet or lm"),
+        workload=("lm", "alexnet, lm or large"),
         method=("dense,fft-64", "names of LINKS in methods.py, in this order; or all"),
         steps=(10, "optimizer steps of a run"),
         warm=(2, "of them, first ones that step times leave out"),
@@ -97,11 +97,9 @@ class Run:
     lines: list[list[dict[str, Any]]] = dataclasses.field(
         default_factory=list[list[dict[str, Any]]]
     )
-    # what happened to workers and links, and when, in seconds since the run began
-    events: list[tuple[float, str]] = dataclasses.field(default_factory=list[tuple[float, str]])
 
     def having(self, key: str, worker: int = 0) -> list[dict[str, Any]]:
-        """A worker's lines with this key: "step", "assessed", or a note that is written once."""
+        """A worker's lines with this key: "step", "assessed", or "facts", which is written once."""
         return [line for line in self.lines[worker] if key in line] if self.lines else []
 
     def assessed(self) -> list[tuple[int, float, float]]:
@@ -135,7 +133,6 @@ class Run:
         steps = [self.having("step", worker) for worker in range(len(self.lines))]
         losses = [statistics.mean(x["loss"] for x in same) for same in zip(*steps, strict=False)]
         keys = sorted({key for step in steps[0] for key in step if key.endswith("_s")})
-        notes = {key: found[0][key] for key in ("phases", "facts") if (found := self.having(key))}
         return {
             "method": self.method,
             "label": self.label,
@@ -144,14 +141,12 @@ class Run:
             "status": self.status,
             "step_s": self.median("seconds", args.warm),
             **{key: self.median(key, args.warm) for key in keys},
-            **notes.get("phases", {}),
             "sent_bytes": count,
             "sent_packets": packets,
-            "facts": notes.get("facts", {}),
+            "facts": self.having("facts")[0]["facts"] if self.having("facts") else {},
             "seconds": [round(step["seconds"], 4) for step in steps[0]],
             "losses": few([round(loss, 4) for loss in losses]),
             "assessed": thin(self.assessed()),
-            "events": self.events,
         }
 
 
@@ -218,7 +213,7 @@ class Supervisor:
 
     def watch(self, run: Run, steps: int, target: float | None) -> Iterator[None]:
         """The run, from beginning to end; yields a few times a second."""
-        run.status, begin, moved = "starting", time.monotonic(), (0, time.monotonic())
+        run.status, moved = "starting", (0, time.monotonic())
         processes = self.start(run, steps, target)
         codes: dict[int, int] = {}
         try:
@@ -229,9 +224,6 @@ class Supervisor:
                 for worker, process in enumerate(processes):
                     if worker not in codes and process.poll() is not None:
                         codes[worker] = process.returncode
-                        if process.returncode:
-                            event = f"worker {worker} ended with code {process.returncode}"
-                            run.events.append((round(now - begin, 1), event))
                 count, done = sum(map(len, run.lines)), len(run.having("step"))
                 if count != moved[0]:
                     moved = count, now

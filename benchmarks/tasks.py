@@ -67,7 +67,7 @@ class Task:
     """A model, its data, and its optimizer."""
 
     name: str
-    model: nn.Module  # from inputs to logits; `peer.py` has twins of some
+    model: nn.Module  # from inputs to logits; `peer.py` has twins of those of `WORKLOADS`
     adam: bool
     rate: float  # the peak of the learning rate, of SGD with momentum 0.9 or, if `adam`, of Adam
     batch: int  # examples per worker and step
@@ -120,39 +120,28 @@ class Block(nn.Module):
 
     channels: int
     stride: int = 1
-    # whether the nonlinearity comes before the convolutions, instead of after the sum
-    pre: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:  # (B, H, W, C)
-        # PyTorch pads both sides by one; where the stride is 2, "SAME" pads one side only.
-        padding = "SAME" if self.pre else 1
-        y = nn.relu(x) if self.pre else x
-        y = nn.Conv(self.channels, (3, 3), self.stride, padding=padding, use_bias=False)(y)
+        y = nn.Conv(self.channels, (3, 3), self.stride, use_bias=False)(nn.relu(x))
         y = nn.relu(nn.GroupNorm(num_groups=4)(y))
-        y = nn.Conv(self.channels, (3, 3), padding=padding, use_bias=False)(y)
+        y = nn.Conv(self.channels, (3, 3), use_bias=False)(y)
         y = nn.GroupNorm(num_groups=4)(y)
         if x.shape != y.shape:
             x = nn.Conv(self.channels, (1, 1), self.stride, padding=0, use_bias=False)(x)
-        return x + y if self.pre else nn.relu(x + y)
+        return x + y
 
 
 class ResNet(nn.Module):
-    """A residual network of 6 `depth` + 2 layers for images of 8 × 8: with 5, ResNet-32."""
+    """A residual network of 8 layers for images of 8 × 8, with blocks that begin with a ReLU."""
 
-    depth: int  # blocks of each of the three stages
     width: int = 16  # channels of the first stage
-    pre: bool = False  # whether blocks begin with their nonlinearity
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:  # (B, 8, 8, 1) -> (B, 10)
         x = nn.Conv(self.width, (3, 3), padding=1, use_bias=False)(x)
-        if not self.pre:
-            x = nn.relu(nn.GroupNorm(num_groups=4)(x))
         for stage in range(3):
-            for block in range(self.depth):
-                stride = 2 if stage > 0 and block == 0 else 1
-                x = Block(self.width * 2**stage, stride, self.pre)(x)
+            x = Block(self.width * 2**stage, 2 if stage else 1)(x)
         return nn.Dense(10)(nn.relu(x).mean((1, 2)))
 
 
@@ -304,7 +293,7 @@ def _prose(smoke: bool) -> Task:
 
 def _digits(smoke: bool) -> Task:
     train, test = digits()
-    model, batch = ResNet(1, 4 if smoke else 16, pre=True), 2 if smoke else 16
+    model, batch = ResNet(4 if smoke else 16), 2 if smoke else 16
     return Task("digits", model, False, 0.05, batch, images_of(train), (test,), "accuracy")
 
 
@@ -338,13 +327,6 @@ def _alexnet(smoke: bool) -> Task:
     return Task("alexnet", model, False, 0.01, 2, images_of(train), held_out, schedule=rise)
 
 
-def _resnet(smoke: bool) -> Task:
-    """Half a million parameters that take long to compute: compression has little to win here."""
-    train, test = digits()
-    model, draw = ResNet(1, 8) if smoke else ResNet(5), images_of(train)
-    return Task("resnet", model, False, 0.1, 16, draw, (test,), "accuracy", rise)
-
-
 def _large_source(smoke: bool) -> Task:
     """A transformer of 10.1 million parameters on the source of Python's standard library."""
     sizes, count = (TINY, 4) if smoke else ((128, 320, 8, 2), 32)
@@ -359,7 +341,6 @@ def _other_source(smoke: bool) -> Task:
 
 WORKLOADS: dict[str, Callable[[bool], Task]] = {
     "alexnet": _alexnet,
-    "resnet": _resnet,
     "lm": _large_source,
     "large": _other_source,
 }
