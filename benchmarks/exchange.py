@@ -32,7 +32,6 @@ COMPARED = (8, 64)
 NARROW, SLOW_LINKS = "bfloat16, two stages", "hierarchical, slow links"
 BYTES = fg.RangeFloat(bits=8)
 TOP_K = fg.chain(fg.TopK(fraction=0.01), BYTES)
-FOUR_BITS = fg.chain(fg.TopK(fraction=0.04), fg.LogQuantizer(bits=4))
 FFT = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01), BYTES)
 
 
@@ -141,34 +140,6 @@ def markdown(records: list[dict[str, Any]]) -> str:
     return table(columns, rows)
 
 
-ALONE = {
-    "gather budget 100x": lambda _: fg.AllGather(fg.Budget(ratio=100)),
-    "gather budget 25x": lambda _: fg.AllGather(fg.Budget(ratio=25)),
-    "two stages budget 25x": lambda workers: fg.TwoStage(fg.Budget(ratio=25), workers),
-    "two stages budget 50x": lambda workers: fg.TwoStage(fg.Budget(ratio=50), workers),
-    "two stages top-k 4 %, 4 bits": lambda workers: fg.TwoStage(FOUR_BITS, workers),
-}
-"""What one of so many workers is timed with, in turns, without the others and without a link."""
-
-
-def alone(values: int, workers: int, seconds: float) -> list[dict[str, Any]]:
-    """Of each row the codec's seconds of an update: the medians of three turns."""
-    like = jax.ShapeDtypeStruct((values,), "float32")
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ALONE}
-    for _ in range(3):
-        for name, made in ALONE.items():
-            tx = fg.compressed_pmean(made(workers), fg.ErrorFeedback(), axis_name="data")
-            took = fg.planning.time_exchange(tx, like, {"data": workers}, seconds=seconds)
-            found[name].append((took.compress, took.decompress))
-    fields = {"values": values, "workers": workers}
-    rows: list[dict[str, Any]] = []
-    for name, turns in found.items():
-        compress, decompress = (float(np.median(part)) for part in zip(*turns, strict=True))
-        rows.append({"name": name, **fields, "compress": compress, "decompress": decompress})
-        print(rows[-1], flush=True)
-    return rows
-
-
 SHOWN = {
     "dense": "dense",
     "bfloat16, two stages": "dense, 16 bits",
@@ -208,14 +179,7 @@ def main() -> None:
         side=(1024, "of the square gradient"),
         rounds=(5, "that are timed"),
         show=(False, "run nothing, print and draw what is there"),
-        alone=(False, "time one worker's codec, at 4 and 16 Mi values, and nothing else"),
     ).parse_args()
-    if args.alone:
-        sizes = [(1 << 10, 2)] if args.smoke else [(v << 20, w) for v in (4, 16) for w in (4, 8)]
-        seconds = 0.01 if args.smoke else 1.0
-        rows = [row for values, workers in sizes for row in alone(values, workers, seconds)]
-        write(args.out / "alone.json", {**head(), "rows": rows}, "rows")
-        return
     if args.show:
         records = json.loads((args.out / "cpu.json").read_text())["rows"]
         print(markdown(records))

@@ -27,6 +27,7 @@ from tasks import (
     passages_of,
     source_of,
     train_lm,
+    trained,
 )
 
 # Data
@@ -141,20 +142,10 @@ class Functional:
         return model(x)
 
 
-def trained(task: Task, params: Params, peak: float, steps: int, batch: int) -> Params:
-    """After so many dense steps of Adam, by one worker."""
-    rate: Any = cosine(peak, steps)
-    tx = optax.adam(rate, b2=0.99)
-
-    @jax.jit
-    def step(params: Params, state: Any, batch: Batch) -> tuple[Params, Any]:
-        updates, state = tx.update(jax.grad(task.loss)(params, batch), state)
-        return optax.apply_updates(params, updates), state
-
-    rng, state = np.random.default_rng(17), tx.init(params)
-    for _ in range(steps):
-        params, state = step(params, state, task.draw(rng, batch))
-    return params
+def tuned(task: Task, params: Params, steps: int, batch: int) -> Params:
+    """After so many steps of Adam at the task's rate, which falls along a cosine."""
+    rate: Any = cosine(task.rate, steps)
+    return trained(task, params, optax.adam(rate, b2=0.99), steps, batch, np.random.default_rng(17))
 
 
 class FineTuning(Task):
@@ -169,7 +160,7 @@ class FineTuning(Task):
     def _trained(self) -> Params:
         smoke = self.held_out[0][0].shape[1] < 32
         before = pretraining(smoke)
-        return trained(before, before.params(0), before.rate, 2 if smoke else 600, 32)
+        return tuned(before, before.params(0), 2 if smoke else 600, 32)
 
 
 # Tasks

@@ -19,7 +19,7 @@ import numpy as np
 import optax
 import tables
 from _record import POINTS
-from held_out import HELD_OUT, trained
+from held_out import HELD_OUT, tuned
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from matplotlib.figure import Figure
@@ -80,7 +80,7 @@ class FineTuned(Column):
         """Of what all workers have in common."""
         smoke = self.program.setting.steps < 100
         task, params = HELD_OUT["fine-tuning"](smoke), self.program.common(end)
-        after = trained(task, params, task.rate, 2 if smoke else 300, 16)
+        after = tuned(task, params, 2 if smoke else 300, 16)
         return {"before": task.assess(params)["loss"], "after": task.assess(after)["loss"]}
 
 

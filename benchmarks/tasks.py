@@ -112,6 +112,22 @@ class Task:
         return jax.jit(evaluate)
 
 
+def trained(
+    task: Task, params: Params, tx: Any, steps: int, batch: int, rng: np.random.Generator
+) -> Params:
+    """After so many dense steps of one worker."""
+
+    @jax.jit
+    def step(params: Params, state: Any, batch: Batch) -> tuple[Params, Any]:
+        updates, state = tx.update(jax.grad(task.loss)(params, batch), state)
+        return optax.apply_updates(params, updates), state
+
+    state = tx.init(params)
+    for _ in range(steps):
+        params, state = step(params, state, task.draw(rng, batch))
+    return params
+
+
 # Models
 
 
