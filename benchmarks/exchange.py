@@ -16,12 +16,11 @@ import jax
 import numpy as np
 from _record import head, parser, save, write
 from _record import markdown as table
-from _style import label_ends, styles
+from _style import styles
 from gradients import SAVED
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from program import simulated
 
 import fftgrad as fg
@@ -154,19 +153,19 @@ def plot(records: list[dict[str, Any]]) -> Figure:
     """Bytes over a worker's link against the number of workers."""
     figure = style.figure(3.8)
     axes = figure.subplots()
-    looks, lines = styles(SHOWN.values()), dict[str, Line2D]()
+    looks = styles(SHOWN.values())
     for name, shown in SHOWN.items():
         own = [r for r in records if r["name"] == name]
         if own:
             spots = [r["workers"] for r in own], [r["link"] for r in own]
-            (lines[shown],) = axes.plot(*spots, marker=".", **looks[shown])
+            axes.plot(*spots, marker=".", label=shown, **looks[shown])
     counts = sorted({record["workers"] for record in records})
     axes.set(xscale="log", yscale="log", xlabel="workers", xticks=counts)
     axes.set_xticklabels(list(map(str, counts)))
     axes.minorticks_off()
     axes.set_title("Bytes over a worker's link a step, each way")
     axes.set_yticks([1e4, 1e5, 1e6, 1e7], ["10 kB", "100 kB", "1 MB", "10 MB"])
-    label_ends(axes, lines)
+    axes.legend(loc="center left", labelcolor="linecolor")
     return figure
 
 

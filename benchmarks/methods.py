@@ -37,9 +37,6 @@ class Method:
     name: str
     # in front of the optimizer; a function of the setting where it depends on that
     exchange: Exchange = None
-    published: float | None = None  # the ratio as papers count it, without indices and scales
-    # with indices of 32 bits, and scales, as most implementations send them
-    counted: float | None = None
     around: Around | None = None  # in place of an exchange, a whole optimizer made of another one
     momentum: bool = True  # whether the optimizer keeps its momentum. Feedback is one already
     corrects: bool = False  # whether the memory has the momentum that the optimizer lacks
@@ -168,9 +165,9 @@ def gradients_of(state: Any) -> Any:
 # Kinds of rows
 
 
-def fed_back(name: str, exchange: Exchange, *ratios: Any, **options: Any) -> Method:
+def fed_back(name: str, exchange: Exchange, **options: Any) -> Method:
     """With feedback, and so with an optimizer that has no momentum."""
-    return Method(name, exchange, *ratios, momentum=False, **options)
+    return Method(name, exchange, momentum=False, **options)
 
 
 def plain(method: Method) -> Method:
@@ -307,26 +304,26 @@ TRIMMED: Any = {"dense_below": 1024, "trimmed_below": 32768}
 OUTPUT = ("params/Dense_0",)
 LATE: Any = {"overlap_steps": 1, "mixing": 0.5}
 
-SIGN_SGD = Method("signSGD + EF", m.sign_sgd(), 32, 32)
-SCALECOM = Method("ScaleCom 50x", m.scalecom(50), 50, 25)
+SIGN_SGD = Method("signSGD + EF", m.sign_sgd())
+SCALECOM = Method("ScaleCom 50x", m.scalecom(50))
 POWER_SGD_1 = Method("PowerSGD rank 1", m.power_sgd(rank=1))
 POWER_SGD = Method("PowerSGD rank 4", m.power_sgd(rank=4))
 ACP_SGD = Method("ACP-SGD rank 4", m.acp_sgd(rank=4))
 
 METHODS: list[Method] = [
-    Method("dense", fg.Recipe(fg.AllReduce()), 1, 1),
-    Method("bfloat16", fg.Recipe(fg.AllGather(fg.Cast("bfloat16"))), 2, 2),
+    Method("dense", fg.Recipe(fg.AllReduce())),
+    Method("bfloat16", fg.Recipe(fg.AllGather(fg.Cast("bfloat16")))),
     # The FFT paper's own comparison, at its settings.
-    Method("FFT (paper)", m.fft_sparsification(), 21.3, 16),
-    Method("top-k 15 % (paper)", m.top_k(0.15, memory=fg.NoMemory()), 6.67, 3.33),
-    Method("QSGD 3 bits (paper)", m.qsgd(bits=3), 10.6, 10.4),
-    Method("TernGrad no clip (paper)", m.terngrad(clip=None, dense=OUTPUT), 16, 16),
+    Method("FFT (paper)", m.fft_sparsification()),
+    Method("top-k 15 % (paper)", m.top_k(0.15, memory=fg.NoMemory())),
+    Method("QSGD 3 bits (paper)", m.qsgd(bits=3)),
+    Method("TernGrad no clip (paper)", m.terngrad(clip=None, dense=OUTPUT)),
     # Methods as published.
-    Method("QSGD 4 bits", m.qsgd(bits=4), 8, 7.9),
-    Method("TernGrad", m.terngrad(), 16, 16),
-    Method("TernGrad, shared scale", lambda own: m.terngrad(workers=own.workers), 16, 6.4),
-    Method("EDEN 1 bit (DRIVE)", m.eden(bits=1), 32, 31.8),
-    Method("EDEN 2 bits", m.eden(bits=2), 16, 15.9),
+    Method("QSGD 4 bits", m.qsgd(bits=4)),
+    Method("TernGrad", m.terngrad()),
+    Method("TernGrad, shared scale", lambda own: m.terngrad(workers=own.workers)),
+    Method("EDEN 1 bit (DRIVE)", m.eden(bits=1)),
+    Method("EDEN 2 bits", m.eden(bits=2)),
     Method("majority vote", m.scale_by_majority_vote(), 32, 32, directs=1e-3, by=fg.AllGather),
     # Votes alone, with a noise that protects nobody, and with one of epsilon 8 on "lm" (delta
     # 1e-5, 200 steps). The seed is no secret.
@@ -343,27 +340,23 @@ METHODS: list[Method] = [
     Method(
         "1-bit Adam",
         lambda own: m.scale_by_one_bit_adam(max(1, own.steps // 5), own.workers, b2=0.99),
-        32,
-        16,
         directs=8e-3,
         phases=((0.2, (1,)),),
         later=(0,),
         by=fg.TwoStage,
     ),
-    fed_back("top-k 1 % + EF", m.top_k(0.01), 100, 50),
-    fed_back("random-k 10 % + EF", m.random_k(0.1), 10, 10),
-    fed_back("DGC 1 %", m.dgc(0.01), 100, 50, corrects=True),
-    fed_back("RedSync 1 %", m.redsync(0.01, **TRIMMED), 100, 50, corrects=True),
+    fed_back("top-k 1 % + EF", m.top_k(0.01)),
+    fed_back("random-k 10 % + EF", m.random_k(0.1)),
+    fed_back("DGC 1 %", m.dgc(0.01), corrects=True),
+    fed_back("RedSync 1 %", m.redsync(0.01, **TRIMMED), corrects=True),
     fed_back(
         "RedSync 1 %, quantized",
         m.redsync(0.01, quantize=True, output=OUTPUT, **TRIMMED),
-        200,
-        100,
         corrects=True,
     ),
     SCALECOM,
-    Method("ScaleCom 50x, FFT 64", m.scalecom(50, transform=FFT, exact=True), 50, 25),
-    Method("AdaComp", m.adacomp(conv_bin=50, bin_size=500), 100),
+    Method("ScaleCom 50x, FFT 64", m.scalecom(50, transform=FFT, exact=True)),
+    Method("AdaComp", m.adacomp(conv_bin=50, bin_size=500)),
     POWER_SGD_1,
     POWER_SGD,
     ACP_SGD,

@@ -10,11 +10,10 @@ import _style as style
 import links
 import numpy as np
 from _record import RESULTS, markdown
-from _style import label_ends, styles
+from _style import styles
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 from methods import DENSE, ENDS, FOUNDING, LEARNERS, ROWS, SECONDS, Method, times
 from program import score
@@ -64,14 +63,13 @@ def percent(loss: Any, dense: Any) -> str:
 def every_method(results: Results) -> str:
     """One row a method: how many times fewer bytes it sends, and the loss."""
     by_task = {task: chosen(results["runs"], task) for task in tasks_of(results)}
-    columns = ["method", "published", "counted"]
+    columns = ["method"]
     for task in by_task:
         columns += [f"{task}: on 8 links", "on 64", "error", "loss", "to dense"]
         columns += ["accuracy"] * (task == "digits")
     rows: list[list[str]] = []
     for name in dict.fromkeys(name for found in by_task.values() for name in found):
-        told = (ROWS[name].published, ROWS[name].counted) if name in ROWS else (None, None)
-        cells = [name, *(f"{x:g}" if x else "" for x in told)]
+        cells = [name]
         for task, found in by_task.items():
             error = results.get("errors", {}).get(task, {}).get(name)
             cells += _cells(found.get(name, []), found.get("dense", []), error, task == "digits")
@@ -477,16 +475,16 @@ def seconds_to_end(results: Results) -> Figure:
     out, found = style.figure(6.4), large(results)
     looks = styles(timed.shown for timed in TIMED if timed.shown)
     for axes, (link, title) in zip(out.subplots(2, 1, sharey=True), OVER.items(), strict=True):
-        lines, steps_of = dict[str, Line2D](), taken(link)
+        steps_of = taken(link)
         for timed in (t for t in TIMED if t.shown and t.row in found and t.method in steps_of):
             steps, losses = zip(*found[timed.row]["assessed"], strict=True)
             at = [count * steps_of[timed.method]["step_s"] for count in steps]
-            (lines[timed.shown],) = axes.plot(at, losses, **looks[timed.shown])
+            axes.plot(at, losses, label=timed.shown, **looks[timed.shown])
         axes.set(xlabel="seconds of 1,000 steps", xscale="log", ylabel="held-out loss")
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set_title(f"Links of {title}")
-        axes.set_xlim(9, 3_000)
-        label_ends(axes, lines, room=0.5)
+        axes.set_xlim(2, 3_000)
+        axes.legend(loc="lower left", labelcolor="linecolor")
     return out
 
 
