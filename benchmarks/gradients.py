@@ -27,7 +27,7 @@ def main_job(smoke: bool) -> Task:
     """The language model of `examples/train_lm.py`, of 283,104 parameters."""
     args = train_lm.parse_args(["--smoke"] if smoke else [])
     sizes = args.context, args.width, args.layers, args.batch
-    return language_model("job", args.lr, train_lm.corpus(), sizes, (1, 1), constant)
+    return language_model("job", args.lr, train_lm.corpus(), sizes, False, constant, (1, 1))
 
 
 def main() -> None:

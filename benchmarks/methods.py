@@ -216,34 +216,42 @@ def learned_codes(name: str, variant: Literal["leader", "all_reduce"]) -> Method
     return fed_back(name, make, phases=phases, later=(1, 0), once=(1, 0, 0))
 
 
-def local(name: str, every: int, **options: Any) -> Method:
-    """Local steps, then signs of what they changed, with plain descent outside."""
-
-    def around(setting: Setting, inner: Transformation) -> Transformation:
-        signs = fg.Recipe(fg.TwoStage(SIGN, setting.workers), DECAYED)
-        return fg.optimizers.diloco(inner, optax.sgd(1.0), every, signs, axis_name=AXIS, **options)
-
-    often = every // options.get("fragments", 1)
-    return Method(name, around=around, every=often, own=True, by=fg.TwoStage)
-
-
-def local_filled(
+def diloco(
     name: str,
     every: int,
-    ratio: float,
-    by: type[fg.AllGather | fg.TwoStage] = fg.AllGather,
+    recipe: Callable[[Setting], fg.Recipe],
+    fragments: int = 1,
+    muon: bool = False,
     **options: Any,
 ) -> Method:
-    """Local steps, then a filled message of what they changed, behind feedback."""
+    """Local steps, then a mean of what they changed, with plain descent outside."""
 
-    def around(own: Setting, inner: Transformation) -> Transformation:
-        budget = fg.Budget(ratio=ratio)
-        gathers = by is fg.AllGather
-        exchange = fg.AllGather(budget) if gathers else fg.TwoStage(budget, own.workers)
-        exchange = fg.Recipe(exchange, FEEDBACK)
-        return fg.optimizers.diloco(inner, optax.sgd(1.0), every, exchange, axis_name=AXIS)
+    def around(setting: Setting, inner: Transformation) -> Transformation:
+        return fg.optimizers.diloco(
+            inner,
+            optax.sgd(1.0),
+            every,
+            recipe(setting),
+            fragments=fragments,
+            axis_name=AXIS,
+            **options,
+        )
 
-    return Method(name, around=around, every=every, own=True, by=by, **options)
+    by = type(recipe(Setting()).exchange)
+    return Method(name, around=around, every=every // fragments, own=True, by=by, muon=muon)
+
+
+def local(name: str, every: int, **options: Any) -> Method:
+    """Local steps that send signs in two stages."""
+    return diloco(
+        name, every, lambda own: fg.Recipe(fg.TwoStage(SIGN, own.workers), DECAYED), **options
+    )
+
+
+def local_filled(name: str, every: int, ratio: float, muon: bool = False) -> Method:
+    """Local steps that send a filled message behind feedback."""
+    recipe = fg.Recipe(fg.AllGather(fg.Budget(ratio=ratio)), FEEDBACK)
+    return diloco(name, every, lambda _: recipe, muon=muon)
 
 
 def two_stages(
@@ -397,7 +405,7 @@ METHODS: list[Method] = [
     local("8 local steps, sign", 8),
     local("8 local steps in 8 fragments, sign", 8, fragments=8, **LATE),
     local("4 local steps in 4 fragments, sign", 4, fragments=4, **LATE),
-    dataclasses.replace(local("8 local steps of Muon, sign", 8), muon=True),
+    local("8 local steps of Muon, sign", 8, muon=True),
     sparse_loco("SparseLoCo, 8 local steps, outer 1.0", 8, 1.0),
     sparse_loco("SparseLoCo, 8 local steps, outer 0.4", 8, 0.4),
 ]
@@ -442,7 +450,12 @@ ENDS: list[Method] = [
     renamed("PowerSGD rank 4, Adam, nu 0.7", "PowerSGD rank 4", optimizer=adam(0.7)),
     local_filled("4 local steps of Muon, 25x", 4, 25, muon=True),
     local_filled("4 local steps of Adam, 25x", 4, 25),
-    local_filled("4 local steps of Muon, two stages 12x", 4, 12.5, by=fg.TwoStage, muon=True),
+    diloco(
+        "4 local steps of Muon, two stages 12x",
+        4,
+        lambda own: fg.Recipe(fg.TwoStage(fg.Budget(ratio=12.5), own.workers), FEEDBACK),
+        muon=True,
+    ),
 ]
 """Of the loss at the end of training, on held-out tasks."""
 SHARED: list[Method] = [

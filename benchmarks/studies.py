@@ -4,12 +4,8 @@ A study is a line of `STUDIES`: rows, tasks, steps, seeds, learning rates, and t
 results. A `Column` asks more of each run than its loss and its bytes.
 """
 
-import ctypes
 import dataclasses
-import gc
 import itertools
-import os
-import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -26,8 +22,10 @@ from matplotlib.figure import Figure
 from methods import (
     AXIS,
     BY_NAME,
+    DECAYED,
     DENSE,
     ENDS,
+    FEEDBACK,
     FOUNDING,
     LEARNERS,
     METHODS,
@@ -37,9 +35,9 @@ from methods import (
     Method,
     Setting,
     Transformation,
+    diloco,
     fed_back,
     gradients_of,
-    local_filled,
     onlooker,
     plain,
     renamed,
@@ -82,23 +80,6 @@ class FineTuned(Column):
         task, params = HELD_OUT["fine-tuning"](smoke), self.program.common(end)
         after = tuned(task, params, 2 if smoke else 300, 16)
         return {"before": task.assess(params)["loss"], "after": task.assess(after)["loss"]}
-
-
-class Residual(Column):
-    """The length of the residual, at eight times."""
-
-    def __init__(self, program: Program) -> None:
-        super().__init__(program)
-        self.lengths: list[float] = []
-
-    def see(self, count: int, before: Point, after: Point) -> None:
-        """Adds one where it is time."""
-        if count % max(1, self.program.setting.steps // 8) == 0:
-            self.lengths.append(round(float(fg.metrics(after.state)["residual"]), 5))
-
-    def record(self, end: Point, batch: Batch) -> dict[str, Any]:
-        """All of them."""
-        return {"residual": self.lengths}
 
 
 class Bytes(Column):
@@ -167,12 +148,11 @@ EVERY, RATE, DGC = 10, 0.1, "DGC 5 %"
 class Endures(Column):
     """What has to hold for as long as a training runs, at some points of the run.
 
-    Whether all workers hold the same bits, how long the residuals and their mean are, how far
+    Whether all workers hold the same bits, how long the residuals and their mean are, and how far
 
         sum of what was applied + mean residual - sum of the mean gradients
 
-    is from zero, relative to the last sum and added up in float64, and how much memory and how many
-    arrays the process has.
+    is from zero, relative to the last sum and added up in float64.
     """
 
     def __init__(self, program: Program) -> None:
@@ -211,15 +191,12 @@ class Endures(Column):
             "residual": float(f"{float(found['residual']):.4g}"),
             "mean_residual": float(f"{np.linalg.norm(left):.4g}"),
             "telescoping": None if self.program.method.name == DGC else float(f"{gap:.3g}"),
-            "resident_mb": round(resident_mb(), 1),
-            "arrays": len(jax.live_arrays()),
         }
 
     def record(self, end: Point, batch: Batch) -> dict[str, Any]:
         """All points, by what they have."""
-        skipped = int(fg.metrics(end.state)["skipped"])
         curves = {name: [point[name] for point in self.points] for name in self.points[0]}
-        return {"replicas_equal": self.equal, "skipped": skipped, **curves}
+        return {"replicas_equal": self.equal, **curves}
 
 
 def whole(tree: Any) -> np.ndarray:
@@ -248,19 +225,6 @@ def kept(state: Any) -> np.ndarray:
 def same_bits(leaf: jax.Array) -> bool:
     """Whether all devices hold the same bits."""
     return len({np.asarray(shard.data).tobytes() for shard in leaf.addressable_shards}) == 1
-
-
-def resident_mb() -> float:
-    """Memory that the process has and uses, where the system tells."""
-    status = pathlib.Path("/proc/self/statm")
-    if not status.exists():
-        return float("nan")
-    gc.collect()
-    # Or what threads have freed and keep would count, and grows until each had a large array.
-    trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def errors(task: Task, rows: list[Method], mesh: Mesh) -> Iterator[tuple[str, float]]:
@@ -329,12 +293,14 @@ def rows_of_resets() -> Iterator[Method]:
     for end, memory in memories.items():
         for name, share in shares.items():
             kinds.append(fed_back(name + end, fg.methods.top_k(share, memory=memory)))
-
-    def around(_: Setting, inner: Transformation) -> Transformation:
-        return fg.optimizers.diloco(inner, optax.sgd(1.0), sync_every=8, axis_name=AXIS)
-
-    local = (Method(n, around=around, every=8, own=True) for n in (LOCAL, "diloco, residual only"))
+    local = (
+        diloco(name, 8, lambda _: fg.Recipe(SPARSE, DECAYED))
+        for name in (LOCAL, "diloco, residual only")
+    )
     return itertools.chain(kinds[:2], [plain(ROWS["signSGD + EF"])], local, kinds[2:])
+
+
+SPARSE = fg.AllGather(fg.chain(fg.TopK(0.03), fg.LogQuantizer(4)))
 
 
 def resets_of(method: Method, steps: int) -> tuple[Reset, ...]:
@@ -389,12 +355,7 @@ def feedback(
 def rows_of_endurance() -> list[Method]:
     """One method of each family."""
     top_k, bits, workers = fg.TopK(fraction=0.05), fg.RangeFloat(bits=8), 4
-
-    def local(_: Setting, inner: Transformation) -> Transformation:
-        memory, outer = fg.ErrorFeedback(), optax.sgd(1.0)
-        return fg.optimizers.diloco(inner, outer, EVERY, memory=memory, axis_name=AXIS)
-
-    options: Any = {"momentum": False, "corrects": True, "every": EVERY, "own": True}
+    local = diloco("diloco, 10 local steps", EVERY, lambda _: fg.Recipe(SPARSE, FEEDBACK))
     return [
         feedback("top-k 5 %", top_k),
         feedback("top-k 5 %, bfloat16 residual", top_k, dtype="bfloat16"),
@@ -407,7 +368,7 @@ def rows_of_endurance() -> list[Method]:
         feedback("integer sum, 7 levels", fg.QuantizedAllReduce(workers, levels=7)),
         feedback("budget 30x", fg.Budget(ratio=30)),
         descent(DGC, fg.methods.dgc(0.05), scale=0.1),
-        watched(Method("diloco, 10 local steps", around=local, **options)),
+        watched(dataclasses.replace(local, momentum=False, corrects=True)),
     ]
 
 
@@ -516,10 +477,7 @@ STUDIES: dict[str, Study] = {
     "downstream": Study(
         "convergence",
         "downstream",
-        [
-            *(BY_NAME[name] for name in (*DENSE, "100x, Muon, lead 0.5")),
-            local_filled("4 local steps of Adam, 25x", 4, 25),
-        ],
+        [BY_NAME[name] for name in (*DENSE, "100x, Muon, lead 0.5", "4 local steps of Adam, 25x")],
         tables.downstream,
         tasks=("pretraining",),
         steps=1000,
@@ -551,7 +509,6 @@ STUDIES: dict[str, Study] = {
         known={TOP_K: (0.5,), "signSGD + EF, no momentum": (1.0,)},
         variants=VARIANTS,
         resets=resets_of,
-        column=Residual,
         smoke=(TOP_K, LOCAL, f"{TOP_K}, bfloat16"),
     ),
     # Adam replicated, with its state sharded (ZeRO-2), and with the parameters sharded (ZeRO-3).

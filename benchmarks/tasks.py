@@ -269,13 +269,19 @@ def source_of(package: str, limit: int = 4_000_000) -> tuple[Any, Any]:
 # Tasks
 
 
+TINY = (16, 32, 1, 2)
+
+
 def language_model(
     name: str,
     rate: float,
     texts: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]],
     sizes: tuple[int, int, int, int],
-    assessed: tuple[int, int],
-    schedule: Schedule,
+    smoke: bool = False,
+    schedule: Schedule = cosine,
+    assessed: tuple[int, int] = (8, 256),
+    model: Callable[[int, int], Any] = train_lm.ByteLM,
+    kind: type[Task] = Task,
 ) -> Task:
     """Nats per byte of a text, by Adam.
 
@@ -284,37 +290,24 @@ def language_model(
       rate: the peak of the learning rate.
       texts: to train on, and to assess on.
       sizes: bytes of context, width, layers, and passages per worker.
-      assessed: batches that are held out, and passages of each.
+      smoke: whether the sizes are tiny ones.
       schedule: of the learning rate.
+      assessed: batches that are held out, and passages of each.
+      model: of a width and a number of layers.
+      kind: of the task.
     """
+    sizes, assessed = (TINY, (1, 8)) if smoke else (sizes, assessed)
     context, width, layers, batch = sizes
     draw, rng = passages_of(texts[1], context), np.random.default_rng(1)
     held_out = tuple(draw(rng, assessed[1]) for _ in range(assessed[0]))
-    model, draw = train_lm.ByteLM(width, layers), passages_of(texts[0], context)
-    return Task(name, model, True, rate, batch, draw, held_out, schedule=schedule)
-
-
-TINY = (16, 32, 1, 2)
-
-
-def _source(smoke: bool) -> Task:
-    sizes, assessed = (TINY, (1, 8)) if smoke else ((64, 64, 2, 4), (8, 256))
-    return language_model("lm", 8e-3, train_lm.corpus(), sizes, assessed, cosine)
-
-
-def _prose(smoke: bool) -> Task:
-    sizes, assessed = (TINY, (1, 8)) if smoke else ((96, 96, 3, 2), (8, 256))
-    return language_model("prose", 4e-3, prose(), sizes, assessed, plateau)
+    draw, own = passages_of(texts[0], context), model(width, layers)
+    return kind(name, own, True, rate, batch, draw, held_out, schedule=schedule)
 
 
 def _digits(smoke: bool) -> Task:
     train, test = digits()
     model, batch = ResNet(4 if smoke else 16), 2 if smoke else 16
     return Task("digits", model, False, 0.05, batch, images_of(train), (test,), "accuracy")
-
-
-def _digits_by_adam(smoke: bool) -> Task:
-    return dataclasses.replace(_digits(smoke), name="digits by Adam", adam=True, rate=4e-3)
 
 
 def _noisy_digits(smoke: bool) -> Task:
@@ -326,10 +319,9 @@ def _noisy_digits(smoke: bool) -> Task:
 
 
 TASKS: dict[str, Callable[[bool], Task]] = {
-    "lm": _source,
+    "lm": lambda smoke: language_model("lm", 8e-3, train_lm.corpus(), (64, 64, 2, 4), smoke),
     "digits": _digits,
-    "prose": _prose,
-    "digits by Adam": _digits_by_adam,
+    "prose": lambda smoke: language_model("prose", 4e-3, prose(), (96, 96, 3, 2), smoke, plateau),
     "noisy digits": _noisy_digits,
 }
 """Small ones, for many runs; smaller still with `True`."""
@@ -343,21 +335,15 @@ def _alexnet(smoke: bool) -> Task:
     return Task("alexnet", model, False, 0.01, 2, images_of(train), held_out, schedule=rise)
 
 
-def _large_source(smoke: bool) -> Task:
-    """A transformer of 10.1 million parameters on the source of Python's standard library."""
-    sizes, count = (TINY, 4) if smoke else ((128, 320, 8, 2), 32)
-    return language_model("lm", 1e-3, train_lm.corpus(), sizes, (1, count), rise)
-
-
-def _other_source(smoke: bool) -> Task:
-    """A narrow and deep one of 5.4 million on JAX's own source, which no setting was chosen on."""
-    sizes, count = (TINY, 4) if smoke else ((64, 192, 12, 2), 256)
-    return language_model("large", 2e-3, source_of("jax"), sizes, (1, count), cosine)
-
-
 WORKLOADS: dict[str, Callable[[bool], Task]] = {
     "alexnet": _alexnet,
-    "lm": _large_source,
-    "large": _other_source,
+    # 10.1 million parameters on the source of Python's standard library.
+    "lm": lambda smoke: language_model(
+        "lm", 1e-3, train_lm.corpus(), (128, 320, 8, 2), smoke, rise, (1, 32)
+    ),
+    # A narrow and deep one of 5.4 million on JAX's own source, which no setting was chosen on.
+    "large": lambda smoke: language_model(
+        "large", 2e-3, source_of("jax"), (64, 192, 12, 2), smoke, cosine, (1, 256)
+    ),
 }
 """Larger ones, for slow links."""
