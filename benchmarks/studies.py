@@ -470,7 +470,7 @@ STUDIES: dict[str, Study] = {
         devices=False,
         column=Curve,
         figures=(tables.seconds_to_end, tables.hero),
-        smoke=("dense, Adam", "4 local steps in 4 fragments, signs"),
+        smoke=("dense, Adam", "two stages 25x, Muon, lead 0.3"),
     ),
     # Whether a model trained at fewer bytes is worse to begin from, at the same loss. Dense runs of
     # several lengths tell how the loss after fine-tuning follows from the loss before.

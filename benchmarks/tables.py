@@ -173,7 +173,6 @@ TIMED = (
         "fftgrad: two stages 25x, Muon",
     ),
     Timed("feedback_muon, eigenbasis 25x", "eigenbasis 25x, Muon, lead 0.3", "muon-turned-25x"),
-    Timed("4 local steps of Muon, 100x", "4 local steps of Muon, 25x", "muon-local-4"),
     Timed("feedback_muon, EDEN", "EDEN 1 bit, Muon, lead 0.3", "muon-eden"),
     Timed(
         "PyTorch's PowerSGD, Adam", "PowerSGD rank 4", "torch-powersgd", "PyTorch: PowerSGD, Adam"
