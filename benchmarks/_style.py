@@ -33,8 +33,6 @@ KINDS = (
 )
 """Methods by their names, the first that fits; all others send a few bits for each value."""
 DASHES = ("-", (0, (5, 1.6)), (0, (1, 1.4)))
-PATCH: dict[str, Any] = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.5, "alpha": 0.8}
-"""Under a name that crosses a curve."""
 matplotlib.style.use(pathlib.Path(__file__).parent / "fftgrad.mplstyle")
 
 
