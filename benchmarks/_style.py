@@ -1,4 +1,4 @@
-"""How figures look: one color for one kind of method, names at the ends of curves, light and dark.
+"""How figures look: one color for one kind of method, names in these colors, light and dark.
 
 A figure is an SVG file of 6 inches with text of 10 points, which a page may show at 400 pixels. A
 style sheet in the file has the colors of a dark page.
@@ -7,14 +7,11 @@ style sheet in the file has the colors of a dark page.
 import io
 import pathlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import matplotlib.style
-import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 POINTS = 10
 PAPER, INK, MUTED, GRID, FAINT = "#ffffff", "#1f2328", "#6e7781", "#dfe3e8", "#b9c0c8"
@@ -36,8 +33,6 @@ KINDS = (
 )
 """Methods by their names, the first that fits; all others send a few bits for each value."""
 DASHES = ("-", (0, (5, 1.6)), (0, (1, 1.4)))
-PATCH: dict[str, Any] = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.5, "alpha": 0.8}
-"""Under a name that crosses a curve."""
 matplotlib.style.use(pathlib.Path(__file__).parent / "fftgrad.mplstyle")
 
 
@@ -60,57 +55,6 @@ def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
         out[name] = {"color": own, "linestyle": DASHES[used.setdefault(own, 0) % len(DASHES)]}
         used[own] += 1
     return out
-
-
-def label_ends(axes: Axes, names: Mapping[str, Line2D], room: float = 0.0) -> None:
-    """Writes each name behind the last point of its curve, and above or below where it is taken.
-
-    `room` is how much wider the panel becomes for them; without it they are written at its right.
-    """
-    if room:
-        low, high = axes.get_xlim()
-        wider = high * (high / low) ** room if axes.get_xscale() == "log" else high + room * high
-        axes.set_xlim(low, wider)
-    canvas: Any = axes.get_figure()
-    canvas.draw_without_rendering()
-    scale, limits = 72 / canvas.dpi, sorted(axes.get_ylim())
-    ends = {
-        name: tuple(float(np.asarray(side)[-1]) for side in (line.get_xdata(), line.get_ydata()))
-        for name, line in names.items()
-    }
-    heights = {
-        name: scale * float(axes.transData.transform((x, np.clip(y, limits[0], limits[1])))[1])
-        for name, (x, y) in ends.items()
-    }
-    bottom, top = (scale * y for y in (axes.bbox.y0, axes.bbox.y1))
-    for name, height in apart(heights, 1.2 * POINTS, bottom, top).items():
-        x, y = ends[name]
-        axes.annotate(
-            name,
-            (x, y) if room else (1.0, y),
-            (5, height - heights[name]),
-            xycoords="data" if room else ("axes fraction", "data"),
-            textcoords="offset points",
-            color=names[name].get_color(),
-            va="center",
-            annotation_clip=False,
-            bbox=PATCH,
-        )
-
-
-def apart(
-    heights: Mapping[str, float], least: float, bottom: float, top: float
-) -> dict[str, float]:
-    """Heights of labels, in their order, that differ by so much at least and stay inside."""
-    names = sorted(heights, key=lambda name: heights[name])
-    out = np.array([heights[name] for name in names]).clip(bottom, top)
-    steps = least * np.arange(len(out))
-    for _ in range(50):  # Neighbours that are too near move away from each other.
-        for i in range(len(out) - 1):
-            missing = max(0.0, least - (out[i + 1] - out[i]))
-            out[i : i + 2] += -missing / 2, missing / 2
-        out = out.clip(bottom + steps, top - steps[::-1])
-    return dict(zip(names, map(float, out), strict=True))
 
 
 def svg(drawn: Figure) -> str:

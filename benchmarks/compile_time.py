@@ -3,9 +3,6 @@
 Each row is a process of its own, without a cache of compiled programs: a training step of so many
 leaves, of the eight shapes of a transformer's block, on 8 devices of this machine, is made, traced
 and compiled.
-
-    python benchmarks/compile_time.py
-    python benchmarks/compile_time.py --show
 """
 
 import itertools
@@ -38,7 +35,6 @@ BLOCK = {
     "mlp/down": (4 * WIDTH, WIDTH),
     "mlp/down_bias": (WIDTH,),
 }
-TWO_STAGES = fg.TwoStage(fg.Budget(ratio=25), WORKERS)
 Make = Callable[[], optax.GradientTransformation]
 
 
@@ -51,7 +47,7 @@ def exchanged(method: Any, **options: Any) -> Make:
 
 def filled(make: Any, **options: Any) -> Make:
     """An optimizer of ours with a filled message."""
-    exchange = options.pop("exchange", fg.AllGather(fg.Budget(ratio=100)))
+    exchange = fg.AllGather(fg.Budget(ratio=100))
     return lambda: make(
         1e-3, exchange=exchange, memory=fg.ErrorFeedback(), axis_name="data", **options
     )
@@ -74,12 +70,6 @@ ROWS: dict[str, Make] = {
     "DGC": exchanged(fg.methods.dgc(0.001)),
     "100x, feedback_adam": filled(fg.optimizers.feedback_adam),
     "100x, feedback_muon": filled(fg.optimizers.feedback_muon, lead=0.5),
-    "two stages 25x, feedback_muon": filled(
-        fg.optimizers.feedback_muon, exchange=TWO_STAGES, lead=0.3
-    ),
-    "eigenbasis 25x, feedback_muon": filled(
-        fg.optimizers.feedback_muon, exchange=fg.Eigenbasis(TWO_STAGES), lead=0.3
-    ),
     "local steps, signs": local(),
     "local steps, 4 fragments, delay": local(fragments=4, overlap_steps=1),
     "SparseLoCo": lambda: fg.optimizers.sparse_loco(
@@ -169,20 +159,17 @@ def show(record: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measures, or shows what was."""
+    """Measures all rows, or one in this process."""
     parser = _record.parser(
         __doc__,
         "compile",
         leaves=([100], "leaves of the models"),
         only=("", "rows whose name contains this"),
         row=("", "one row, in this process"),
-        show=(False, "the table of what was measured"),
     )
     args = parser.parse_args()
     if args.row:
         print(json.dumps(seconds_of(args.row, args.leaves[0])))
-    elif args.show:
-        print(show(json.loads((args.out / "cpu.json").read_text())))
     else:
         _record.write(args.out / "cpu.json", _record.head() | {"rows": measured(args)}, "rows")
 

@@ -69,7 +69,6 @@ class Runner:
 
     def train(self, task: Task, rows: list[Method]) -> None:
         """All rows on a task."""
-        best: dict[str, float] = {}
         for method in rows:
             # Compiled when the first run needs it.
             program = functools.cache(
@@ -78,9 +77,7 @@ class Runner:
                 )
             )
             first, *others = self.study.resets(method, self.args.steps)
-            known = best.get(self.study.variants.get(method.name, ""))
-            rates = self.study.known.get(method.name, self.study.rates)
-            rates = self.args.rates or rates if known is None else [known]
+            rates = self.args.rates or self.study.known.get(method.name, self.study.rates)
             if self.args.smoke:
                 rates, others = rates[:1], others[:1]
             tried = [self.get(task, method, program, rate, 0, first) for rate in rates]
@@ -92,7 +89,7 @@ class Runner:
                     break
                 rates = [*rates, further]
                 tried.append(self.get(task, method, program, further, 0, first))
-            best[method.name] = rate = min(tried, key=score)["rate"]
+            rate = min(tried, key=score)["rate"]
             for seed in range(self.args.seeds):
                 for reset in (first, *others):
                     self.get(task, method, program, rate, seed, reset)

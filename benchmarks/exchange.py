@@ -16,12 +16,11 @@ import jax
 import numpy as np
 from _record import head, parser, save, write
 from _record import markdown as table
-from _style import label_ends, styles
+from _style import styles
 from gradients import SAVED
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from program import simulated
 
 import fftgrad as fg
@@ -32,7 +31,6 @@ COMPARED = (8, 64)
 NARROW, SLOW_LINKS = "bfloat16, two stages", "hierarchical, slow links"
 BYTES = fg.RangeFloat(bits=8)
 TOP_K = fg.chain(fg.TopK(fraction=0.01), BYTES)
-FOUR_BITS = fg.chain(fg.TopK(fraction=0.04), fg.LogQuantizer(bits=4))
 FFT = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01), BYTES)
 
 
@@ -141,34 +139,6 @@ def markdown(records: list[dict[str, Any]]) -> str:
     return table(columns, rows)
 
 
-ALONE = {
-    "gather budget 100x": lambda _: fg.AllGather(fg.Budget(ratio=100)),
-    "gather budget 25x": lambda _: fg.AllGather(fg.Budget(ratio=25)),
-    "two stages budget 25x": lambda workers: fg.TwoStage(fg.Budget(ratio=25), workers),
-    "two stages budget 50x": lambda workers: fg.TwoStage(fg.Budget(ratio=50), workers),
-    "two stages top-k 4 %, 4 bits": lambda workers: fg.TwoStage(FOUR_BITS, workers),
-}
-"""What one of so many workers is timed with, in turns, without the others and without a link."""
-
-
-def alone(values: int, workers: int, seconds: float) -> list[dict[str, Any]]:
-    """Of each row the codec's seconds of an update: the medians of three turns."""
-    like = jax.ShapeDtypeStruct((values,), "float32")
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ALONE}
-    for _ in range(3):
-        for name, made in ALONE.items():
-            tx = fg.compressed_pmean(made(workers), fg.ErrorFeedback(), axis_name="data")
-            took = fg.planning.time_exchange(tx, like, {"data": workers}, seconds=seconds)
-            found[name].append((took.compress, took.decompress))
-    fields = {"values": values, "workers": workers}
-    rows: list[dict[str, Any]] = []
-    for name, turns in found.items():
-        compress, decompress = (float(np.median(part)) for part in zip(*turns, strict=True))
-        rows.append({"name": name, **fields, "compress": compress, "decompress": decompress})
-        print(rows[-1], flush=True)
-    return rows
-
-
 SHOWN = {
     "dense": "dense",
     "bfloat16, two stages": "dense, 16 bits",
@@ -183,19 +153,19 @@ def plot(records: list[dict[str, Any]]) -> Figure:
     """Bytes over a worker's link against the number of workers."""
     figure = style.figure(3.8)
     axes = figure.subplots()
-    looks, lines = styles(SHOWN.values()), dict[str, Line2D]()
+    looks = styles(SHOWN.values())
     for name, shown in SHOWN.items():
         own = [r for r in records if r["name"] == name]
         if own:
             spots = [r["workers"] for r in own], [r["link"] for r in own]
-            (lines[shown],) = axes.plot(*spots, marker=".", **looks[shown])
+            axes.plot(*spots, marker=".", label=shown, **looks[shown])
     counts = sorted({record["workers"] for record in records})
     axes.set(xscale="log", yscale="log", xlabel="workers", xticks=counts)
     axes.set_xticklabels(list(map(str, counts)))
     axes.minorticks_off()
     axes.set_title("Bytes over a worker's link a step, each way")
     axes.set_yticks([1e4, 1e5, 1e6, 1e7], ["10 kB", "100 kB", "1 MB", "10 MB"])
-    label_ends(axes, lines)
+    axes.legend(loc="center left", labelcolor="linecolor")
     return figure
 
 
@@ -208,14 +178,7 @@ def main() -> None:
         side=(1024, "of the square gradient"),
         rounds=(5, "that are timed"),
         show=(False, "run nothing, print and draw what is there"),
-        alone=(False, "time one worker's codec, at 4 and 16 Mi values, and nothing else"),
     ).parse_args()
-    if args.alone:
-        sizes = [(1 << 10, 2)] if args.smoke else [(v << 20, w) for v in (4, 16) for w in (4, 8)]
-        seconds = 0.01 if args.smoke else 1.0
-        rows = [row for values, workers in sizes for row in alone(values, workers, seconds)]
-        write(args.out / "alone.json", {**head(), "rows": rows}, "rows")
-        return
     if args.show:
         records = json.loads((args.out / "cpu.json").read_text())["rows"]
         print(markdown(records))

@@ -24,9 +24,9 @@ from tasks import (
     Task,
     cosine,
     language_model,
-    passages_of,
     source_of,
     train_lm,
+    trained,
 )
 
 # Data
@@ -141,20 +141,10 @@ class Functional:
         return model(x)
 
 
-def trained(task: Task, params: Params, peak: float, steps: int, batch: int) -> Params:
-    """After so many dense steps of Adam, by one worker."""
-    rate: Any = cosine(peak, steps)
-    tx = optax.adam(rate, b2=0.99)
-
-    @jax.jit
-    def step(params: Params, state: Any, batch: Batch) -> tuple[Params, Any]:
-        updates, state = tx.update(jax.grad(task.loss)(params, batch), state)
-        return optax.apply_updates(params, updates), state
-
-    rng, state = np.random.default_rng(17), tx.init(params)
-    for _ in range(steps):
-        params, state = step(params, state, task.draw(rng, batch))
-    return params
+def tuned(task: Task, params: Params, steps: int, batch: int) -> Params:
+    """After so many steps of Adam at the task's rate, which falls along a cosine."""
+    rate: Any = cosine(task.rate, steps)
+    return trained(task, params, optax.adam(rate, b2=0.99), steps, batch, np.random.default_rng(17))
 
 
 class FineTuning(Task):
@@ -169,7 +159,7 @@ class FineTuning(Task):
     def _trained(self) -> Params:
         smoke = self.held_out[0][0].shape[1] < 32
         before = pretraining(smoke)
-        return trained(before, before.params(0), before.rate, 2 if smoke else 600, 32)
+        return tuned(before, before.params(0), 2 if smoke else 600, 32)
 
 
 # Tasks
@@ -181,41 +171,25 @@ def _photographs(smoke: bool) -> Task:
     return Task("photographs", Convolutions(4 if smoke else 24), True, 2e-3, batch, draw, (test,))
 
 
-def _names(smoke: bool) -> Task:
-    sizes, assessed = ((16, 32, 1, 2), (1, 8)) if smoke else ((32, 48, 4, 4), (8, 256))
-    return language_model("names", 8e-3, names(), sizes, assessed, cosine)
-
-
-def _mixed(smoke: bool) -> Task:
-    texts, (context, batch, count) = source_of("scipy"), (16, 2, 8) if smoke else (64, 3, 256)
-    draw, rng = passages_of(texts[1], context), np.random.default_rng(1)
-    held_out = tuple(draw(rng, count) for _ in range(1 if smoke else 8))
-    model: Any = Functional(lambda rngs: Mixed(32 if smoke else 80, 1 if smoke else 2, rngs))
-    return Task("nnx", model, True, 4e-3, batch, passages_of(texts[0], context), held_out)
-
-
 def pretraining(smoke: bool) -> Task:
     """What fine-tuning begins after: the same model, on the source of Python's library."""
-    sizes, assessed = ((16, 32, 1, 2), (1, 8)) if smoke else ((48, 64, 3, 2), (8, 256))
-    return language_model("pretraining", 8e-3, train_lm.corpus(), sizes, assessed, cosine)
-
-
-def _fine_tuning(smoke: bool) -> Task:
-    texts, (context, width, layers) = (
-        source_of("numpy", 100_000),
-        (16, 32, 1) if smoke else (48, 64, 3),
-    )
-    draw, rng = passages_of(texts[1], context), np.random.default_rng(1)
-    held_out = tuple(draw(rng, 8 if smoke else 256) for _ in range(1 if smoke else 8))
-    model = train_lm.ByteLM(width, layers)
-    return FineTuning("fine-tuning", model, True, 5e-4, 2, passages_of(texts[0], context), held_out)
+    return language_model("pretraining", 8e-3, train_lm.corpus(), (48, 64, 3, 2), smoke)
 
 
 HELD_OUT: dict[str, Callable[[bool], Task]] = {
     "photographs": _photographs,
-    "names": _names,
-    "nnx": _mixed,
-    "fine-tuning": _fine_tuning,
+    "names": lambda smoke: language_model("names", 8e-3, names(), (32, 48, 4, 4), smoke),
+    "nnx": lambda smoke: language_model(
+        "nnx",
+        4e-3,
+        source_of("scipy"),
+        (64, 80, 2, 3),
+        smoke,
+        model=lambda width, layers: Functional(lambda rngs: Mixed(width, layers, rngs)),
+    ),
+    "fine-tuning": lambda smoke: language_model(
+        "fine-tuning", 5e-4, source_of("numpy", 100_000), (48, 64, 3, 2), smoke, kind=FineTuning
+    ),
     "large": WORKLOADS["large"],
     "pretraining": pretraining,
 }

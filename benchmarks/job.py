@@ -5,7 +5,6 @@ import json
 import math
 import os
 import pathlib
-import statistics
 import sys
 import time
 import traceback
@@ -16,12 +15,8 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 FAILED = 3
-HEADERS = 66
-"""Bytes of a packet that are not its payload: Ethernet 14, IPv4 20, TCP 20 and its time stamps."""
 GRADIENTS = 18
 """How many times the memory of its parameters a worker has at hand."""
-LONG = 100.0
-"""Seconds, of all workers together, after which nothing is timed once more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +78,6 @@ class Framework(NamedTuple):
     assess: Callable[[], float]  # the held-out metric of the present parameters
     # the sum of a number over the workers, when all have come that far
     agree: Callable[[float], float]
-    # seconds of the parts that can only be timed apart, after training
-    phases: Callable[[], dict[str, float]]
     rises: bool  # whether the metric gets better by rising
     facts: dict[str, Any]  # what else is to be noted
     # steps to an exchange, between two of which nothing is assessed: the workers differ
@@ -142,18 +135,4 @@ def _train(job: Job, framework: Framework, lines: TextIO) -> None:
                 done = metric >= job.target if framework.rises else metric <= job.target
         if done:
             break
-    write(phases=framework.phases())
     framework.agree(0.0)
-
-
-def timed(run: Callable[[], Any], agree: Callable[[float], float], rounds: int = 5) -> float:
-    """The median seconds of a run that all workers begin together, once warm.
-
-    Fewer rounds are made of what takes long, on which a start weighs little.
-    """
-    seconds = list[float]()
-    while len(seconds) <= rounds and agree(sum(seconds)) < LONG:
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[1:] or seconds)

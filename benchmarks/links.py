@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from _record import markdown
-from job import HEADERS
 
 SIXTEEN = {"dense": "bf16", "torch": "torch-fp16"}
 """The dense mean of each framework in float32, and in 16 bits."""
@@ -110,15 +109,12 @@ def step_table(folder: pathlib.Path, name: str) -> str:
     """What a step takes."""
     all_turns, rows = turns(folder, name), list[list[str]]()
     for method, run in methods(folder, name).items():
-        link, same = run["facts"].get("link_bytes"), all_turns[method].values()
-        predicted = f"{(link + HEADERS * run['sent_packets']) / 1e6:.4g}" if link else ""
-        wire = f"{run['wire_s']:.2f}" if "wire_s" in run else ""
+        same = all_turns[method].values()
         leading = leads(all_turns, method, lambda run, _: run["step_s"])
         sent = f"{run['sent_bytes'] / 1e6:.4g}"
-        cells = [spread([r["step_s"] for r in same], 2), f"{run['compute_s']:.2f}", wire, sent]
-        rows.append([run["label"], *cells, predicted, *(spread(lead, 2) for lead in leading)])
-    columns = ["", "s a step", "of it gradient", "wire", "MB over the link", "predicted"]
-    columns += ["times as fast as its framework's dense float32"]
+        cells = [spread([r["step_s"] for r in same], 2), sent]
+        rows.append([run["label"], *cells, *(spread(lead, 2) for lead in leading)])
+    columns = ["", "s a step", "MB over the link", "times as fast as its framework's dense float32"]
     return markdown([*columns, "as the best dense of its framework"], rows)
 
 

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Sequence
-from typing import Protocol
 
 TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv")
 DELAY = pathlib.Path(__file__).parent / "delay.py"
@@ -44,23 +43,6 @@ def seconds(delay: str) -> float:
     if not match:
         raise SystemExit(f"--delay: must be a number and a unit, as in 0.5ms or 50us; got {delay}")
     return float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]
-
-
-class Network(Protocol):
-    """Where workers live."""
-
-    @property
-    def interface(self) -> str:
-        """The network interface that a worker's bytes leave by."""
-        ...
-
-    def address(self, worker: int) -> str:
-        """Where the others find a worker."""
-        ...
-
-    def command(self, worker: int, command: Sequence[str]) -> list[str]:
-        """The command line that runs a command where the worker lives."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)

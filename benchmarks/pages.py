@@ -124,9 +124,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "choose": choices,
     "choose-short": lambda: without(choices(), "state"),
     "lm-100mbit": lambda: links.target_table(LINKS, "lm-100mbit"),
-    "alexnet-1gbit": lambda: without(
-        links.step_table(LINKS, "alexnet-1gbit"), "of it gradient", "wire", "predicted"
-    ),
+    "alexnet-1gbit": lambda: links.step_table(LINKS, "alexnet-1gbit"),
     "four-links": lambda: links.links_table(LINKS, FAR),
     "seconds": lambda: tables.seconds(load("convergence/seconds")),
     "ends": lambda: tables.ends(load("convergence/ends")),

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from job import Framework, Job, timed, work
+from job import Framework, Job, work
 from tasks import WORKLOADS, Task
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -47,48 +47,6 @@ class AlexNet(nn.Module):
         x = pool(F.relu(self.Conv_4(x)))
         x = x.permute(0, 2, 3, 1).flatten(1)  # as Flax orders what it flattens
         return self.Dense_2(F.relu(self.Dense_1(F.relu(self.Dense_0(x)))))
-
-
-class Block(nn.Module):
-    """The twin of `tasks.Block`."""
-
-    def __init__(self, before: int, channels: int, stride: int) -> None:
-        super().__init__()
-        self.Conv_0 = nn.Conv2d(before, channels, 3, stride, 1, bias=False)
-        self.GroupNorm_0 = nn.GroupNorm(4, channels, eps=1e-6)
-        self.Conv_1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.GroupNorm_1 = nn.GroupNorm(4, channels, eps=1e-6)
-        self.Conv_2 = None
-        if stride != 1 or before != channels:
-            self.Conv_2 = nn.Conv2d(before, channels, 1, stride, bias=False)
-
-    def forward(self, x: Any) -> Any:
-        y = F.relu(self.GroupNorm_0(self.Conv_0(x)))
-        y = self.GroupNorm_1(self.Conv_1(y))
-        return F.relu((x if self.Conv_2 is None else self.Conv_2(x)) + y)
-
-
-class ResNet(nn.Module):
-    """The twin of `tasks.ResNet`."""
-
-    def __init__(self, depth: int, width: int) -> None:
-        super().__init__()
-        self.Conv_0 = nn.Conv2d(1, width, 3, padding=1, bias=False)
-        self.GroupNorm_0 = nn.GroupNorm(4, width, eps=1e-6)
-        before = width
-        for index in range(3 * depth):
-            stage = index // depth
-            stride = 2 if stage > 0 and index % depth == 0 else 1
-            self.add_module(f"Block_{index}", Block(before, width * 2**stage, stride))
-            before = width * 2**stage
-        self.blocks = [f"Block_{index}" for index in range(3 * depth)]
-        self.Dense_0 = nn.Linear(before, 10)
-
-    def forward(self, x: Any) -> Any:  # (B, 8, 8, 1) -> (B, 10)
-        x = F.relu(self.GroupNorm_0(self.Conv_0(x.permute(0, 3, 1, 2))))
-        for name in self.blocks:
-            x = getattr(self, name)(x)
-        return self.Dense_0(x.mean((2, 3)))
 
 
 class Layer(nn.Module):
@@ -144,8 +102,6 @@ def twin(task: Task, path: str) -> Any:
                 lambda s, _: (s - 3) // 2 + 1, range(3), (shape[1] - 7) // 4 + 1
             )
             out = AlexNet(model.width, model.hidden, model.classes, side)
-        case "resnet":
-            out = ResNet(model.depth, model.width)
         case _:
             out = ByteLM(model.width, model.layers, shape[1])
     with np.load(path) as archive:
@@ -243,17 +199,9 @@ def prepare(job: Job) -> Framework:
             return float(loss(logits, labels))
         return float((logits.argmax(-1) == labels).float().mean())
 
-    first = tensors(next(task.batches((job.seed, job.worker), 1)))
-
-    def phases() -> dict[str, float]:
-        # Communication overlaps the backward pass, so only the rest of it shows in a step.
-        with model.no_sync():
-            compute = timed(lambda: backward(*first), agree)
-        return {"compute_s": compute, "optimizer_s": timed(lambda: finish(0.0), agree)}
-
     facts = {"parameters": sum(p.numel() for p in plain.parameters())}
     rises = task.metric == "accuracy"
-    return Framework(step, lambda: float(held["loss"]), assess, agree, phases, rises, facts)
+    return Framework(step, lambda: float(held["loss"]), assess, agree, rises, facts)
 
 
 if __name__ == "__main__":

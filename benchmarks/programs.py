@@ -1,9 +1,9 @@
-"""What XLA makes of fftgrad for an H100, on a machine that has none.
+"""Read off what XLA compiles of fftgrad for an H100, on a machine that has none.
 
 Nothing runs. The compiled programs tell how many kernels a codec launches, whether the host has to
 wait for the device inside of it, how much memory it needs, reads and writes, and which collectives
-of a training step have products of matrices to run beside. It needs the plugin of the accelerator,
-in an environment of its own:
+of a training step have products of matrices to run beside. This needs the plugin of the
+accelerator, in an environment of its own:
 
     pip install -e ".[bench]" "jax[cuda12]==$(python -c 'import jax; print(jax.__version__)')"
     python benchmarks/programs.py
@@ -19,7 +19,20 @@ import pathlib
 import time
 from typing import Any
 
-HERE = pathlib.Path(__file__).parent
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import timings
+from _hlo import Program
+from _record import ROOT, head, parser, table, write
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+from rich.console import Console
+
+import fftgrad as fg
+
 FLAGS = (
     "--xla_gpu_enable_latency_hiding_scheduler=true",
     "--xla_gpu_all_gather_combine_threshold_bytes=0",
@@ -27,73 +40,7 @@ FLAGS = (
 )
 """Collectives are asynchronous on GPUs, but only this scheduler puts work between their start and
 their end; and buckets that are combined again wait for the last of them."""
-
-WORKERS, LAYERS, WIDTH, HIDDEN, ROWS = 8, 8, 2048, 8192, 32768
-ALEXNET = {
-    "conv1": (11, 11, 3, 64),
-    "conv2": (5, 5, 64, 192),
-    "conv3": (3, 3, 192, 384),
-    "conv4": (3, 3, 384, 256),
-    "fc6": (9216, 4096),
-    "fc7": (4096, 4096),
-    "fc8": (4096, 1000),
-}
-"""61 million values, most of them in three leaves."""
-
-
-def parse_args() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--values", type=int, default=1 << 24, help="length of the vector")
-    parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--layers", type=int, default=LAYERS, help="of the step: one bucket each")
-    parser.add_argument("--out", type=pathlib.Path, default=HERE / "results/programs")
-    parser.add_argument("--plan", action="store_true", help="count the rows of a plan only")
-    args = parser.parse_args()
-    args.out = args.out.expanduser()
-    return args
-
-
-def prepare() -> None:
-    """Sets what has to be set before JAX starts, or says what is missing."""
-    try:
-        found = importlib.util.find_spec("jax_plugins.xla_cuda12")
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        raise SystemExit(
-            "programs.py: needs the compiler of jax[cuda12], which is not installed; "
-            'pip install "jax[cuda12]" with the version of jax, in an environment of its own.'
-        )
-    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
-    os.environ.pop("JAX_PLATFORMS", None)
-    # Timing kernels to choose among them would need the device.
-    os.environ["XLA_FLAGS"] = " ".join(["--xla_gpu_autotune_level=0", *FLAGS])
-
-
-ARGS = parse_args()
-prepare()
-
-import jax  # noqa: E402  (after the settings)
-import jax.numpy as jnp  # noqa: E402  (after the settings)
-import numpy as np  # noqa: E402  (after the settings)
-import optax  # noqa: E402  (after the settings)
-from _hlo import Program  # noqa: E402  (after the settings)
-from _record import ROOT, head, table, write  # noqa: E402  (after the settings)
-from jax.experimental import topologies  # noqa: E402  (after the settings)
-from jax.sharding import (  # noqa: E402  (after the settings)
-    AxisType,
-    Mesh,
-    NamedSharding,
-    SingleDeviceSharding,
-)
-from jax.sharding import PartitionSpec as P  # noqa: E402  (after the settings)
-from rich.console import Console  # noqa: E402  (after the settings)
-
-import fftgrad as fg  # noqa: E402  (after the settings)
-
+WORKERS, WIDTH, HIDDEN, ROWS = 8, 2048, 8192, 32768
 BYTES = fg.RangeFloat(bits=8)
 TOP_K = fg.chain(fg.TopK(fraction=0.01), BYTES)
 CODECS: dict[str, fg.Codec] = {
@@ -120,6 +67,14 @@ def compressed(exchange: fg.Exchange, bucketing: fg.Bucketing = BUCKET) -> Any:
     return fg.compressed_pmean(exchange, memory, axis_name="data", bucketing=bucketing)
 
 
+def local_steps(**options: Any) -> Any:
+    """Each worker trains on its own; what is exchanged is known before the step's gradient."""
+    inner, outer = optax.sgd(1e-3), optax.sgd(0.7, momentum=0.9, nesterov=True)
+    return fg.optimizers.diloco(
+        inner, outer, 8, GATHER, overlap_steps=1, axis_name="data", **options
+    )
+
+
 STEPS: dict[str, Any] = {
     "dense": lambda: compressed(fg.AllReduce()),
     "top-k": lambda: compressed(GATHER),
@@ -130,42 +85,28 @@ STEPS: dict[str, Any] = {
     ),
     "top-k, one bucket": lambda: compressed(GATHER, fg.Bucketing()),
     "top-k, delayed": lambda: optax.chain(fg.training.delay(), compressed(GATHER, fg.Bucketing())),
+    "8 local steps": local_steps,
+    "8 local steps in 8 fragments": lambda: local_steps(fragments=8),
 }
 """Made late: a transformation is bound to nothing, but JAX must be up."""
 
 
-def local_steps(**options: Any) -> Any:
-    """Each worker trains on its own; what is exchanged is known before the step's gradient."""
-    inner, outer = optax.sgd(1e-3), optax.sgd(0.7, momentum=0.9, nesterov=True)
-    return fg.optimizers.diloco(
-        inner, outer, 8, GATHER, overlap_steps=1, axis_name="data", **options
-    )
-
-
-LOCAL: dict[str, Any] = {
-    "8 local steps": lambda: local_steps(),
-    "8 local steps in 8 fragments": lambda: local_steps(fragments=8),
-}
-
-
-LOW = fg.RangeFloat(bits=4)
-UPDATES: dict[str, Any] = {
-    "dense": lambda: compressed(fg.AllReduce(), fg.Bucketing()),
-    "sign, two stages": lambda: compressed(fg.TwoStage(fg.Sign(), workers=WORKERS), fg.Bucketing()),
-    "PowerSGD rank 4": lambda: compressed(fg.PowerSgd(rank=4), fg.Bucketing("leaf")),
-    "random-k 1 %": lambda: compressed(fg.AllReduce(fg.RandomK(fraction=0.01)), fg.Bucketing()),
-    "top-k 0.1 %, 4 bits": lambda: compressed(
-        fg.AllGather(fg.chain(fg.TopK(fraction=0.001), LOW)), fg.Bucketing()
-    ),
-    "FFT 64, 1 %, 4 bits": lambda: compressed(
-        fg.AllGather(fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01), LOW)), fg.Bucketing()
-    ),
-}
-
-
 def topology() -> Any:
-    """The devices to compile for."""
-    config = (HERE / "h100.textproto").read_text()
+    """The devices to compile for. Sets what must be set before JAX starts a backend."""
+    try:
+        found = importlib.util.find_spec("jax_plugins.xla_cuda12")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise SystemExit(
+            "programs.py: needs the compiler of jax[cuda12], which is not installed; "
+            'pip install "jax[cuda12]" with the version of jax, in an environment of its own.'
+        )
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+    # Timing kernels to choose among them would need the device.
+    os.environ["XLA_FLAGS"] = " ".join(["--xla_gpu_autotune_level=0", *FLAGS])
+    jax.config.update("jax_platforms", None)
+    config = (pathlib.Path(__file__).parent / "h100.textproto").read_text()
     return topologies.get_topology_desc(
         platform="cuda", topology_name="", target_config=config, topology=f"1x1x{WORKERS}"
     )
@@ -191,37 +132,34 @@ def facts(jitted: Any, *specs: Any) -> tuple[dict[str, Any], Program]:
     }, program
 
 
-def codec_rows(devices: Any) -> list[dict[str, Any]]:
+def codec_rows(args: argparse.Namespace, device: Any) -> list[dict[str, Any]]:
     """Each codec, both ways."""
-    one = SingleDeviceSharding(devices[0])
-    x = jax.ShapeDtypeStruct((ARGS.values,), jnp.float32)
+    one, step = SingleDeviceSharding(device), fg.Step.of(0)
+    x = jax.ShapeDtypeStruct((args.values,), jnp.float32)
     rows: list[dict[str, Any]] = []
-    for name, codec in CODECS.items():
-        if ARGS.only not in name:
-            continue
-        step = fg.Step.of(0)
-
-        def encode(x: Any, codec: Any = codec, step: Any = step) -> Any:
-            return fg.compress(codec, x, step=step)
-
-        def decode(payload: Any, codec: Any = codec, step: Any = step) -> Any:
-            return fg.decompress(codec, payload, like=x, step=step)
-
+    for name, codec in chosen(CODECS, args):
+        encode = functools.partial(fg.compress, codec, step=step)
+        decode = functools.partial(fg.decompress, codec, like=x, step=step)
         payload = jax.eval_shape(encode, x)
         for way, function, spec in (("compress", encode, x), ("decompress", decode, payload)):
-            jitted = jax.jit(function, in_shardings=one, out_shardings=one)
-            found, _ = facts(jitted, spec)
-            rows.append({"codec": name, "way": way, "values": ARGS.values, **found})
+            found, _ = facts(jax.jit(function, in_shardings=one, out_shardings=one), spec)
+            rows.append({"codec": name, "way": way, "values": args.values, **found})
     return rows
 
 
-def step_rows(devices: Any) -> list[dict[str, Any]]:
+def step_rows(args: argparse.Namespace, devices: Any) -> list[dict[str, Any]]:
     """A training step of a residual network of wide layers, for each way to exchange."""
     mesh = Mesh(np.array(devices), ("data",), axis_types=(AxisType.Auto,))
+
+    def placed(leaf: Any, spec: Any) -> Any:
+        rows = (WORKERS, *leaf.shape[1:]) if spec == P("data") else leaf.shape
+        return jax.ShapeDtypeStruct(rows, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
     layer = {"down": (HIDDEN, WIDTH), "up": (WIDTH, HIDDEN)}
-    params = [on(mesh, P(), layer) for _ in range(ARGS.layers)]
-    x = on(mesh, P("data"), {"x": (ROWS, WIDTH)})["x"]
-    gradient = sum(leaf.size for leaf in jax.tree.leaves(params))
+    shapes = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in layer.items()}
+    params = [shapes] * args.layers
+    spread = NamedSharding(mesh, P("data"))
+    x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32, sharding=spread)
 
     def loss(params: Any, x: jax.Array) -> jax.Array:
         for layer in params:
@@ -239,99 +177,44 @@ def step_rows(devices: Any) -> list[dict[str, Any]]:
         return jax.tree.map(lambda p, u: (p + u)[None], params, updates), state
 
     out: list[dict[str, Any]] = []
-    for name, tx in [*chosen(STEPS), *chosen(LOCAL)]:
-        step = functools.partial(alone if name in LOCAL else together, tx)
-        found, program = step_facts(step, tx, mesh, params, x, local=name in LOCAL)
+    for name, make in chosen(STEPS, args):
+        tx, local = make(), "local" in name
+        state = jax.eval_shape(tx.init, params)
+        specs, own = fg.state_specs(state, "data"), P("data") if local else P()
+        step = functools.partial(alone if local else together, tx)
+        wrapped = jax.shard_map(
+            step, mesh=mesh, in_specs=(own, specs, P("data")), out_specs=(own, specs)
+        )
+        rows = params
+        if local:  # each worker has parameters of its own
+            rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape), a.dtype), params)
+        found, program = facts(
+            jax.jit(wrapped, donate_argnums=(0, 1, 2)),
+            jax.tree.map(lambda leaf, own=own: placed(leaf, own), rows),
+            jax.tree.map(placed, state, specs),
+            x,
+        )
         # The few values of an all-reduce of a flag or a count are no payload.
         collectives = program.overlaps(at_least=4000)
-        out.append(
-            {
-                "step": name,
-                **found,
-                "temporaries_in_gradients": found["temporary_bytes"] / 4 / gradient,
-                "collectives": collectives,
-                "overlapped": sum(products > 0 for _, products in collectives),
-            }
-        )
+        overlapped = sum(products > 0 for _, products in collectives)
+        out.append({"step": name, **found, "collectives": collectives, "overlapped": overlapped})
     return out
 
 
-def update_rows(devices: Any) -> list[dict[str, Any]]:
-    """The update alone, of a model of few large leaves: from a worker's gradient to parameters."""
-    mesh = Mesh(np.array(devices), ("data",), axis_types=(AxisType.Auto,))
-    params = on(mesh, P(), ALEXNET)
-    of_each = {name: (WORKERS * shape[0], *shape[1:]) for name, shape in ALEXNET.items()}
-    grads = on(mesh, P("data"), of_each)
-    gradient = 4 * sum(leaf.size for leaf in jax.tree.leaves(params))
-    out: list[dict[str, Any]] = []
-    for name, tx in chosen(UPDATES):
-
-        def step(params: Any, state: Any, grads: Any, tx: Any = tx) -> Any:
-            updates, state = tx.update(grads, state, params)
-            return jax.tree.map(lambda p, u: p - 1e-3 * u, params, updates), state
-
-        found, _ = step_facts(step, tx, mesh, params, grads)
-        out.append(
-            {
-                "update": name,
-                **found,
-                "traffic_in_gradients": found["traffic_bytes"] / gradient,
-                "temporaries_in_gradients": found["temporary_bytes"] / gradient,
-            }
-        )
-    return out
+def chosen(rows: dict[str, Any], args: argparse.Namespace) -> list[tuple[str, Any]]:
+    """The rows that are asked for."""
+    return [(name, row) for name, row in rows.items() if args.only in name]
 
 
-def chosen(rows: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The transformations that are asked for, by name."""
-    return [(name, make()) for name, make in rows.items() if ARGS.only in name]
-
-
-def on(mesh: Mesh, spec: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Arrays of these shapes, laid out on the mesh."""
-    sharding = NamedSharding(mesh, spec)
-    return {
-        name: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
-        for name, shape in shapes.items()
-    }
-
-
-def step_facts(
-    step: Any, tx: Any, mesh: Mesh, params: Any, batch: Any, local: bool = False
-) -> tuple[dict[str, Any], Program]:
-    """What compiling `step(params, state, batch)` of each worker gives, in place where it can.
-
-    With `local` each worker has parameters of its own.
-    """
-    like = jax.eval_shape(tx.init, params)
-    specs = fg.state_specs(like, "data")
-
-    def placed(leaf: Any, spec: Any) -> Any:
-        rows = (WORKERS, *leaf.shape[1:]) if spec == P("data") else leaf.shape
-        return jax.ShapeDtypeStruct(rows, leaf.dtype, sharding=NamedSharding(mesh, spec))
-
-    own = P("data") if local else P()
-    if local:
-        rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape), a.dtype), params)
-        params = jax.tree.map(lambda row: placed(row, own), rows)
-    wrapped = jax.shard_map(
-        step, mesh=mesh, in_specs=(own, specs, P("data")), out_specs=(own, specs)
-    )
-    jitted = jax.jit(wrapped, donate_argnums=(0, 1, 2))
-    return facts(jitted, params, jax.tree.map(placed, like, specs), batch)
-
-
-def plan_rows(device: Any) -> None:
+def plan_rows(values: int, device: Any) -> None:
     """Writes the table of programs from which a plan for an accelerator answers."""
-    import timings  # imports JAX, so after the settings
-
     rows: list[dict[str, Any]] = []
-    for row in fg.planning.candidates(timings.squares(ARGS.values), WORKERS):
+    for row in fg.planning.candidates(timings.squares(values), WORKERS):
         # More than 8 payloads are decoded in a loop, which moves more bytes.
         workers = 16 if isinstance(row.recipe.exchange, fg.AllGather) else WORKERS
-        first, whole = timings.counted(row, ARGS.values, workers, device)
+        first, whole = timings.counted(row, values, workers, device)
         after = [max(0.0, a - b) for a, b in zip(whole, first, strict=True)]
-        point = [ARGS.values, workers, first[0], after[0], first[1], after[1]]
+        point = [values, workers, first[0], after[0], first[1], after[1]]
         rows.append({"name": row.name, "points": [point]})
     today = datetime.date.today().isoformat()
     record = head() | {"date": today, "target": "h100", "rows": rows}
@@ -340,34 +223,30 @@ def plan_rows(device: Any) -> None:
 
 def main() -> None:
     """Compiles everything, prints tables and writes JSON."""
-    devices, console = topology().devices, Console()
-    if ARGS.plan:
-        plan_rows(devices[0])
+    args = parser(
+        __doc__,
+        "programs",
+        values=(1 << 24, "length of the vector"),
+        only=("", "rows whose name contains this"),
+        layers=(8, "of the step: one bucket each"),
+        plan=(False, "count the rows of a plan only"),
+    ).parse_args()
+    devices = topology().devices
+    if args.plan:
+        plan_rows(args.values, devices[0])
         return
-    codecs = codec_rows(devices)
-    cells = [[r["codec"], r["way"], f"{r['temporary_bytes'] / 1e6:.0f}", *costs(r)] for r in codecs]
-    console.print(table("Codecs", ("", "", "temporary MB", *COSTS), cells))
-    steps = step_rows(devices)
-    cells = [
-        [r["step"], f"{r['overlapped']} of {[n for _, n in r['collectives']]}", *costs(r)]
+    if args.smoke:
+        args.values, args.layers = 1 << 16, 1
+    codecs, steps = codec_rows(args, devices[0]), step_rows(args, devices)
+    costs = ("kernels", "host_syncs", "compile_s")
+    cells = [[r["codec"], r["way"], *(r[key] for key in costs)] for r in codecs]
+    cells += [
+        [r["step"], f"{r['overlapped']} of {len(r['collectives'])}", *(r[key] for key in costs)]
         for r in steps
     ]
-    console.print(table("Steps", ("", "collectives with products beside", *COSTS), cells))
-    updates = update_rows(devices)
-    both = ("traffic_in_gradients", "temporaries_in_gradients")
-    cells = [[r["update"], *(f"{r[key]:.1f}" for key in both), *costs(r)] for r in updates]
-    console.print(table("Updates", ("", "reads and writes", "temporaries", *COSTS), cells))
-    record = head() | {"target": "h100", "flags": os.environ.get("XLA_FLAGS", "")}
-    record |= {"codecs": codecs, "steps": steps, "updates": updates}
-    write(ARGS.out / "h100.json", record)
-
-
-COSTS = ("kernels", "host syncs", "compile s")
-
-
-def costs(row: dict[str, Any]) -> list[str]:
-    """What all rows have."""
-    return [str(row["kernels"]), str(row["host_syncs"]), f"{row['compile_s']:.1f}"]
+    Console().print(table("", ("", "collectives with products beside", *costs), cells))
+    record = head() | {"target": "h100", "flags": os.environ["XLA_FLAGS"]}
+    write(args.out / "h100.json", record | {"codecs": codecs, "steps": steps})
 
 
 if __name__ == "__main__":

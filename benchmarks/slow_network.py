@@ -21,17 +21,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import network as net
-from _record import ROOT, few, head, parser, table, thin
+from _record import ROOT, few, head, markdown, parser, thin
 from _record import write as write_file
 from job import Job, save_params
 from methods import LINKS, PEERS
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
 from tasks import WORKLOADS
 
 HERE = pathlib.Path(__file__).parent
@@ -56,7 +52,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         rate=("1gbit", "of each link and direction, such as 100mbit"),
         delay=("", "of each packet, such as 0.5ms"),
         loopback=(False, "no namespaces, no limits"),
-        workload=("lm", "alexnet, resnet or lm"),
+        workload=("lm", "alexnet, lm or large"),
         method=("dense,fft-64", "names of LINKS in methods.py, in this order; or all"),
         steps=(10, "optimizer steps of a run"),
         warm=(2, "of them, first ones that step times leave out"),
@@ -97,11 +93,9 @@ class Run:
     lines: list[list[dict[str, Any]]] = dataclasses.field(
         default_factory=list[list[dict[str, Any]]]
     )
-    # what happened to workers and links, and when, in seconds since the run began
-    events: list[tuple[float, str]] = dataclasses.field(default_factory=list[tuple[float, str]])
 
     def having(self, key: str, worker: int = 0) -> list[dict[str, Any]]:
-        """A worker's lines with this key: "step", "assessed", or a note that is written once."""
+        """A worker's lines with this key: "step", "assessed", or "facts", which is written once."""
         return [line for line in self.lines[worker] if key in line] if self.lines else []
 
     def assessed(self) -> list[tuple[int, float, float]]:
@@ -135,7 +129,6 @@ class Run:
         steps = [self.having("step", worker) for worker in range(len(self.lines))]
         losses = [statistics.mean(x["loss"] for x in same) for same in zip(*steps, strict=False)]
         keys = sorted({key for step in steps[0] for key in step if key.endswith("_s")})
-        notes = {key: found[0][key] for key in ("phases", "facts") if (found := self.having(key))}
         return {
             "method": self.method,
             "label": self.label,
@@ -144,14 +137,12 @@ class Run:
             "status": self.status,
             "step_s": self.median("seconds", args.warm),
             **{key: self.median(key, args.warm) for key in keys},
-            **notes.get("phases", {}),
             "sent_bytes": count,
             "sent_packets": packets,
-            "facts": notes.get("facts", {}),
+            "facts": self.having("facts")[0]["facts"] if self.having("facts") else {},
             "seconds": [round(step["seconds"], 4) for step in steps[0]],
             "losses": few([round(loss, 4) for loss in losses]),
             "assessed": thin(self.assessed()),
-            "events": self.events,
         }
 
 
@@ -160,7 +151,7 @@ class Supervisor:
     """Starts the workers of a run, watches them, and ends them."""
 
     args: argparse.Namespace
-    network: net.Network
+    network: net.Loopback | net.Namespaces
     folder: pathlib.Path
 
     def start(self, run: Run, steps: int, target: float | None) -> "list[subprocess.Popen[bytes]]":
@@ -216,9 +207,9 @@ class Supervisor:
             "TF_CPP_MIN_LOG_LEVEL": "2",
         }
 
-    def watch(self, run: Run, steps: int, target: float | None) -> Iterator[None]:
-        """The run, from beginning to end; yields a few times a second."""
-        run.status, begin, moved = "starting", time.monotonic(), (0, time.monotonic())
+    def watch(self, run: Run, steps: int, target: float | None) -> None:
+        """The run, from beginning to end."""
+        moved = (0, time.monotonic())
         processes = self.start(run, steps, target)
         codes: dict[int, int] = {}
         try:
@@ -229,17 +220,11 @@ class Supervisor:
                 for worker, process in enumerate(processes):
                     if worker not in codes and process.poll() is not None:
                         codes[worker] = process.returncode
-                        if process.returncode:
-                            event = f"worker {worker} ended with code {process.returncode}"
-                            run.events.append((round(now - begin, 1), event))
-                count, done = sum(map(len, run.lines)), len(run.having("step"))
+                count = sum(map(len, run.lines))
                 if count != moved[0]:
                     moved = count, now
-                if done:
-                    run.status = "running"
                 if any(codes.values()) or now - moved[1] > PATIENCE:
                     break
-                yield
         finally:
             for process in processes:
                 process.kill()
@@ -307,20 +292,17 @@ def goal(run: Run, runs: list[Run], args: argparse.Namespace) -> tuple[int, floa
     return args.steps, None
 
 
-def progress(runs: list[Run], args: argparse.Namespace) -> Table:
-    """One row for each run that has begun."""
-    where = "loopback, no limit" if args.loopback else f"{args.rate} {args.delay}".strip()
-    rows: list[list[Any]] = []
-    for run in runs:
-        steps, assessed = run.having("step"), run.assessed()
-        if run.status != "waiting":
-            loss = f"{steps[-1]['loss']:.3f}" if steps else None
-            held_out = f"{assessed[-1][2]:.3f}" if assessed else None
-            times = [f"{run.median(key, args.warm):.2f}" for key in ("seconds", "compute_s")]
-            sent = f"{run.sent(args)[0] / 1e6:.3f}"
-            rows.append([run.label, len(steps), loss, held_out, *times, sent, run.status])
-    columns = ("", "steps", "loss", "held\nout", "s a\nstep", "gra-\ndient", "MB\nsent", "")
-    return table(f"{args.workload}, {args.workers} workers, {where}", columns, rows)
+COLUMNS = ("", "steps", "loss", "held out", "s a step", "gradient", "MB sent", "")
+
+
+def shown(run: Run, args: argparse.Namespace) -> list[str]:
+    """A row of what came of a run."""
+    steps, assessed = run.having("step"), run.assessed()
+    loss = f"{steps[-1]['loss']:.3f}" if steps else ""
+    held_out = f"{assessed[-1][2]:.3f}" if assessed else ""
+    times = [f"{run.median(key, args.warm):.2f}" for key in ("seconds", "compute_s")]
+    sent = f"{run.sent(args)[0] / 1e6:.3f}"
+    return [run.label, str(len(steps)), loss, held_out, *times, sent, run.status]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -332,11 +314,11 @@ def main(argv: list[str] | None = None) -> None:
         links.show(args.out)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as Ctrl-C: clean up, and write
-    console, runs = Console(), plan(args)
+    runs = plan(args)
     args.out.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        network: net.Network = net.Loopback()
+        network = net.Loopback()
         if not args.loopback:
             namespaces = stack.enter_context(net.namespaces(args.workers, args.delay))
             namespaces.limit(args.rate)
@@ -345,17 +327,16 @@ def main(argv: list[str] | None = None) -> None:
             params = WORKLOADS[args.workload](args.smoke).params(args.seed + repeat)
             save_params(params, str(folder / f"params{repeat}.npz"))
         supervisor = Supervisor(args, network, folder)
-        live = stack.enter_context(Live(console=console, refresh_per_second=2))
+        print(markdown(COLUMNS, ()), flush=True)
         for run in runs:
             try:
-                for _ in supervisor.watch(run, *goal(run, runs, args)):
-                    live.update(progress(runs, args))
+                supervisor.watch(run, *goal(run, runs, args))
             finally:
-                live.update(progress(runs, args))
+                print(f"| {' | '.join(shown(run, args))} |", flush=True)
                 write(runs, args)
             if run.status != "done":
-                console.print(supervisor.complaint(), markup=False, highlight=False)
-    console.print(f"written: {args.out / args.name}.json")
+                print(supervisor.complaint(), flush=True)
+    print(f"written: {args.out / args.name}.json")
     if any(run.status != "done" for run in runs):
         raise SystemExit(1)
 

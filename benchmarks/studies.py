@@ -1,33 +1,26 @@
-"""The studies of `convergence.py`: what is trained with which methods, and what is asked of a run.
+"""The studies of `convergence.py`: what is trained with which methods.
 
-A study is a line of `STUDIES`: rows, tasks, steps, seeds, learning rates, and the table of its
-results. A `Column` asks more of each run than its loss and its bytes.
+A study is an entry of `STUDIES`: rows, tasks, steps, seeds, learning rates, and the table of its
+results. `columns.py` has what it asks of a run beside the loss and the bytes.
 """
 
-import ctypes
 import dataclasses
-import gc
 import itertools
-import os
-import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 import tables
-from _record import POINTS
-from held_out import HELD_OUT, trained
+from columns import CHUNK, DGC, EVERY, Bytes, Curve, Endures, FineTuned, Overlap, errors
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 from matplotlib.figure import Figure
 from methods import (
     AXIS,
     BY_NAME,
+    DECAYED,
     DENSE,
     ENDS,
+    FEEDBACK,
     FOUNDING,
     LEARNERS,
     METHODS,
@@ -37,257 +30,18 @@ from methods import (
     Method,
     Setting,
     Transformation,
+    diloco,
     fed_back,
-    gradients_of,
-    local_filled,
     onlooker,
     plain,
     renamed,
     watched,
 )
-from program import Column, Point, Program, Reset
+from program import Column, Reset
 from tables import LOCAL, MILLE, TOP_K, VARIANTS, often
-from tasks import WORKERS, Batch, Params, Schedule, Task, constant
+from tasks import WORKERS, Schedule, Task, constant
 
 import fftgrad as fg
-
-# What is asked of a run
-
-
-class Curve(Column):
-    """Held-out losses by step, twenty times in a run."""
-
-    def __init__(self, program: Program) -> None:
-        super().__init__(program)
-        self.every = max(1, program.setting.steps // 20)
-        self.losses: list[list[float]] = []
-
-    def see(self, count: int, before: Point, after: Point) -> None:
-        """Assesses the parameters now and then."""
-        if count % self.every == 0:
-            loss = self.program.task.assess(self.program.common(after))["loss"]
-            self.losses.append([count, round(loss, 4)])
-
-    def record(self, end: Point, batch: Batch) -> dict[str, Any]:
-        """The curve."""
-        return {"assessed": self.losses}
-
-
-class FineTuned(Column):
-    """The held-out loss after a dense fine-tuning, on 100 kB of NumPy's source."""
-
-    def record(self, end: Point, batch: Batch) -> dict[str, Any]:
-        """Of what all workers have in common."""
-        smoke = self.program.setting.steps < 100
-        task, params = HELD_OUT["fine-tuning"](smoke), self.program.common(end)
-        after = trained(task, params, task.rate, 2 if smoke else 300, 16)
-        return {"before": task.assess(params)["loss"], "after": task.assess(after)["loss"]}
-
-
-class Residual(Column):
-    """The length of the residual, at eight times."""
-
-    def __init__(self, program: Program) -> None:
-        super().__init__(program)
-        self.lengths: list[float] = []
-
-    def see(self, count: int, before: Point, after: Point) -> None:
-        """Adds one where it is time."""
-        if count % max(1, self.program.setting.steps // 8) == 0:
-            self.lengths.append(round(float(fg.metrics(after.state)["residual"]), 5))
-
-    def record(self, end: Point, batch: Batch) -> dict[str, Any]:
-        """All of them."""
-        return {"residual": self.lengths}
-
-
-class Bytes(Column):
-    """Over a worker's link, and of its state."""
-
-    def record(self, end: Point, batch: Batch) -> dict[str, Any]:
-        """Both, and how many times less than float32 crosses a link."""
-        workers = self.program.mesh.size
-        count = sum(p.size for p in jax.tree.leaves(end.params))
-        sent = sum(c.link_bytes(workers) for c in fg.audit(self.program.compiled))
-        own = [leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(end.state)]
-        dense = 2 * 4 * count * (workers - 1) // workers
-        return {"link_bytes": sent, "ratio": dense / sent, "state_bytes": sum(own)}
-
-
-CHUNK = 50
-"""Values for each one that ScaleCom sends."""
-
-
-class Similarity(Column):
-    """How alike the vectors are that the workers of ScaleCom choose from, after a run."""
-
-    def record(self, end: Point, batch: Batch) -> dict[str, Any]:
-        """Cosines between two workers, overlap of choices, and the energy that a choice loses."""
-        if not self.program.method.name.startswith("ScaleCom"):
-            return {}
-        next_one, _ = self.program.step(end, batch, 0.0)
-        residuals = gathered(optax.tree.get(end.state, "residual"))
-        added = residuals + gathered(gradients_of(next_one.state))
-        alike = {"residuals": mean_cosine(residuals), "cosine": mean_cosine(added)}
-        return alike | chosen_by(added)
-
-
-def gathered(tree: Any) -> np.ndarray:
-    """A row for each worker."""
-    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
-    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
-
-
-def mean_cosine(vectors: np.ndarray) -> float:
-    """The mean over all pairs."""
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    return float(np.mean([a @ b for a, b in itertools.combinations(unit, 2)]))
-
-
-def chosen_by(vectors: np.ndarray) -> dict[str, float]:
-    """Overlap of a worker's choice with that of the mean, and the energy of the mean each loses."""
-    mean = vectors.mean(0)
-    k = -(-mean.size // CHUNK)
-    best, *chosen = (np.argpartition(np.abs(row), -k)[-k:] for row in (mean, *vectors))
-
-    def lost(support: np.ndarray) -> float:
-        return float(1 - np.sum(mean[support] ** 2) / np.sum(mean**2))
-
-    return {
-        "overlap": float(np.mean([np.isin(own, best).mean() for own in chosen])),
-        "lost": float(np.mean([lost(own) for own in chosen])),
-        "least": lost(best),
-    }
-
-
-EVERY, RATE, DGC = 10, 0.1, "DGC 5 %"
-"""Of the study of endurance."""
-
-
-class Endures(Column):
-    """What has to hold for as long as a training runs, at some points of the run.
-
-    Whether all workers hold the same bits, how long the residuals and their mean are, how far
-
-        sum of what was applied + mean residual - sum of the mean gradients
-
-    is from zero, relative to the last sum and added up in float64, and how much memory and how many
-    arrays the process has.
-    """
-
-    def __init__(self, program: Program) -> None:
-        super().__init__(program)
-        size = sum(leaf.size for leaf in jax.tree.leaves(program.task.params(0)))
-        self.wanted, self.applied = np.zeros((2, size))
-        self.equal, self.points = True, list[dict[str, Any]]()
-
-    def see(self, count: int, before: Point, after: Point) -> None:
-        """Adds up, and looks where it is time."""
-        given = gathered(gradients_of(after.state))
-        if self.program.method.own:
-            anchor = whole(self.program.common(before))
-            applied = anchor - whole(self.program.common(after))
-            # As the workers compute it, or the rounding of a step would count as lost.
-            own = np.float32(gathered(before.params)) - np.float32(RATE) * np.float32(given)
-            given = (count % EVERY == 0) * (anchor - own)
-        else:
-            applied = whole(optax.tree.get(after.state, "applied"))
-        self.wanted += given.mean(0)
-        self.applied += applied
-        steps = self.program.setting.steps
-        if count % max(1, steps // (2 * POINTS)) == 0:
-            shared = self.program.common(after)
-            self.equal &= all(same_bits(leaf) for leaf in jax.tree.leaves(shared))
-        if count % max(1, steps // POINTS) == 0:
-            self.points.append(self.look(count, after.state))
-
-    def look(self, count: int, state: Any) -> dict[str, Any]:
-        """One point."""
-        left, found = kept(state), fg.metrics(state)
-        size = np.linalg.norm(self.wanted) or 1.0
-        gap = np.linalg.norm(self.applied + left - self.wanted) / size
-        return {
-            "step": count,
-            "residual": float(f"{float(found['residual']):.4g}"),
-            "mean_residual": float(f"{np.linalg.norm(left):.4g}"),
-            "telescoping": None if self.program.method.name == DGC else float(f"{gap:.3g}"),
-            "resident_mb": round(resident_mb(), 1),
-            "arrays": len(jax.live_arrays()),
-        }
-
-    def record(self, end: Point, batch: Batch) -> dict[str, Any]:
-        """All points, by what they have."""
-        skipped = int(fg.metrics(end.state)["skipped"])
-        curves = {name: [point[name] for point in self.points] for name in self.points[0]}
-        return {"replicas_equal": self.equal, "skipped": skipped, **curves}
-
-
-def whole(tree: Any) -> np.ndarray:
-    """All leaves in one vector."""
-    leaves = [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(tree)]
-    return np.concatenate(leaves)
-
-
-def kept(state: Any) -> np.ndarray:
-    """What is still to be applied: the mean residual, and that of the owners of shards."""
-    found = jax.tree.leaves(
-        state, is_leaf=lambda node: isinstance(node, fg.training.CompressedPmeanState)
-    )
-    (pmean,) = (node for node in found if isinstance(node, fg.training.CompressedPmeanState))
-
-    def residuals(tree: Any) -> list[jax.Array]:
-        field = jax.tree_util.GetAttrKey("residual")
-        return [leaf for path, leaf in jax.tree.leaves_with_path(tree) if field in path]
-
-    total = gathered(residuals(pmean.memory)).mean(0)
-    for owned in residuals(pmean.exchange):
-        total += np.asarray(owned, np.float64).ravel()
-    return total
-
-
-def same_bits(leaf: jax.Array) -> bool:
-    """Whether all devices hold the same bits."""
-    return len({np.asarray(shard.data).tobytes() for shard in leaf.addressable_shards}) == 1
-
-
-def resident_mb() -> float:
-    """Memory that the process has and uses, where the system tells."""
-    status = pathlib.Path("/proc/self/statm")
-    if not status.exists():
-        return float("nan")
-    gc.collect()
-    # Or what threads have freed and keep would count, and grows until each had a large array.
-    trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-def errors(task: Task, rows: list[Method], mesh: Mesh) -> Iterator[tuple[str, float]]:
-    """The relative error of the mean of one gradient, without memory, of each method.
-
-    The gradient is that of a dense run after 50 steps; none for methods whose updates are no mean.
-    """
-    rows = [row for row in rows if row.exchange is not None and row.directs is None]
-    if not rows:
-        return
-    program = Program(task, watched(METHODS[0]), 50, mesh)
-    batches, at = task.batches(0, mesh.size), program.fresh(task.params(0))
-    for batch in itertools.islice(batches, 51):
-        at, _ = program.step(at, batch, task.rate / 2)
-    own = gradients_of(at.state)
-    exact = jax.tree.map(lambda g: g.mean(0), own)
-    for row in rows:
-        tx = row.mean(Setting(mesh.size, 50))
-
-        def mean(rows: Params, tx: Transformation = tx) -> Params:
-            own = jax.tree.map(lambda g: g[0], rows)
-            return tx.update(own, tx.init(own))[0]
-
-        mapped = jax.shard_map(mean, mesh=mesh, in_specs=P(AXIS), out_specs=P())
-        difference = jax.tree.map(jnp.subtract, jax.jit(mapped)(own), exact)
-        yield row.name, float(optax.tree.norm(difference) / optax.tree.norm(exact))
-
 
 # Rows of one study alone
 
@@ -329,12 +83,16 @@ def rows_of_resets() -> Iterator[Method]:
     for end, memory in memories.items():
         for name, share in shares.items():
             kinds.append(fed_back(name + end, fg.methods.top_k(share, memory=memory)))
-
-    def around(_: Setting, inner: Transformation) -> Transformation:
-        return fg.optimizers.diloco(inner, optax.sgd(1.0), sync_every=8, axis_name=AXIS)
-
-    local = (Method(n, around=around, every=8, own=True) for n in (LOCAL, "diloco, residual only"))
+    local = (
+        diloco(name, 8, lambda _: fg.Recipe(SPARSE, DECAYED))
+        for name in (LOCAL, "diloco, residual only")
+    )
     return itertools.chain(kinds[:2], [plain(ROWS["signSGD + EF"])], local, kinds[2:])
+
+
+SPARSE = fg.AllGather(fg.chain(fg.TopK(0.03), fg.LogQuantizer(4)))
+RATES = {TOP_K: (0.5,), MILLE: (2.0,), "signSGD + EF, no momentum": (1.0,), LOCAL: (2.0,)}
+"""The best of 0.5, 1 and 2, without resets."""
 
 
 def resets_of(method: Method, steps: int) -> tuple[Reset, ...]:
@@ -389,12 +147,7 @@ def feedback(
 def rows_of_endurance() -> list[Method]:
     """One method of each family."""
     top_k, bits, workers = fg.TopK(fraction=0.05), fg.RangeFloat(bits=8), 4
-
-    def local(_: Setting, inner: Transformation) -> Transformation:
-        memory, outer = fg.ErrorFeedback(), optax.sgd(1.0)
-        return fg.optimizers.diloco(inner, outer, EVERY, memory=memory, axis_name=AXIS)
-
-    options: Any = {"momentum": False, "corrects": True, "every": EVERY, "own": True}
+    local = diloco("diloco, 10 local steps", EVERY, lambda _: fg.Recipe(SPARSE, FEEDBACK))
     return [
         feedback("top-k 5 %", top_k),
         feedback("top-k 5 %, bfloat16 residual", top_k, dtype="bfloat16"),
@@ -407,7 +160,7 @@ def rows_of_endurance() -> list[Method]:
         feedback("integer sum, 7 levels", fg.QuantizedAllReduce(workers, levels=7)),
         feedback("budget 30x", fg.Budget(ratio=30)),
         descent(DGC, fg.methods.dgc(0.05), scale=0.1),
-        watched(Method("diloco, 10 local steps", around=local, **options)),
+        watched(dataclasses.replace(local, momentum=False, corrects=True)),
     ]
 
 
@@ -432,8 +185,6 @@ class Study:
     devices: bool = True  # whether the workers are devices, and not rows of one device's arrays
     # of some rows, those rates in place of all
     known: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict[str, Any])
-    # rows that run at the rate of another, and are compared with it
-    variants: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     # those of a row in so many steps; the first is for choosing the rate
     resets: Callable[[Method, int], tuple[Reset, ...]] = lambda *_: (Reset(),)
     schedule: Schedule | None = None  # of the learning rate, where it is not the task's own
@@ -509,17 +260,14 @@ STUDIES: dict[str, Study] = {
         devices=False,
         column=Curve,
         figures=(tables.seconds_to_end, tables.hero),
-        smoke=("dense, Adam", "4 local steps in 4 fragments, signs"),
+        smoke=("dense, Adam", "two stages 25x, Muon, lead 0.3"),
     ),
     # Whether a model trained at fewer bytes is worse to begin from, at the same loss. Dense runs of
     # several lengths tell how the loss after fine-tuning follows from the loss before.
     "downstream": Study(
         "convergence",
         "downstream",
-        [
-            *(BY_NAME[name] for name in (*DENSE, "100x, Muon, lead 0.5")),
-            local_filled("4 local steps of Adam, 25x", 4, 25),
-        ],
+        [BY_NAME[name] for name in (*DENSE, "100x, Muon, lead 0.5", "4 local steps of Adam, 25x")],
         tables.downstream,
         tasks=("pretraining",),
         steps=1000,
@@ -537,7 +285,7 @@ STUDIES: dict[str, Study] = {
         tables.claims,
         tasks=("digits", "lm"),
         schedule=cut,
-        column=Similarity,
+        column=Overlap,
         smoke=("dense", "theta 0.5", "theta 0.9, then 0", "ScaleCom, beta 1.0"),
     ),
     # What it costs to lose what each worker has of its own, and to keep it in bfloat16.
@@ -547,11 +295,8 @@ STUDIES: dict[str, Study] = {
         list(rows_of_resets()),
         tables.resets,
         steps=400,
-        rates=SWEEP,
-        known={TOP_K: (0.5,), "signSGD + EF, no momentum": (1.0,)},
-        variants=VARIANTS,
+        known=RATES | {name: RATES[plain] for name, plain in VARIANTS.items()},
         resets=resets_of,
-        column=Residual,
         smoke=(TOP_K, LOCAL, f"{TOP_K}, bfloat16"),
     ),
     # Adam replicated, with its state sharded (ZeRO-2), and with the parameters sharded (ZeRO-3).

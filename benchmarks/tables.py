@@ -10,12 +10,9 @@ import _style as style
 import links
 import numpy as np
 from _record import RESULTS, markdown
-from _style import label_ends, styles
+from _style import styles
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.transforms import Bbox
 from methods import DENSE, ENDS, FOUNDING, LEARNERS, ROWS, SECONDS, Method, times
 from program import score
 
@@ -64,14 +61,13 @@ def percent(loss: Any, dense: Any) -> str:
 def every_method(results: Results) -> str:
     """One row a method: how many times fewer bytes it sends, and the loss."""
     by_task = {task: chosen(results["runs"], task) for task in tasks_of(results)}
-    columns = ["method", "published", "counted"]
+    columns = ["method"]
     for task in by_task:
         columns += [f"{task}: on 8 links", "on 64", "error", "loss", "to dense"]
         columns += ["accuracy"] * (task == "digits")
     rows: list[list[str]] = []
     for name in dict.fromkeys(name for found in by_task.values() for name in found):
-        told = (ROWS[name].published, ROWS[name].counted) if name in ROWS else (None, None)
-        cells = [name, *(f"{x:g}" if x else "" for x in told)]
+        cells = [name]
         for task, found in by_task.items():
             error = results.get("errors", {}).get(task, {}).get(name)
             cells += _cells(found.get(name, []), found.get("dense", []), error, task == "digits")
@@ -175,7 +171,6 @@ TIMED = (
         "fftgrad: two stages 25x, Muon",
     ),
     Timed("feedback_muon, eigenbasis 25x", "eigenbasis 25x, Muon, lead 0.3", "muon-turned-25x"),
-    Timed("4 local steps of Muon, 100x", "4 local steps of Muon, 25x", "muon-local-4"),
     Timed("feedback_muon, EDEN", "EDEN 1 bit, Muon, lead 0.3", "muon-eden"),
     Timed(
         "PyTorch's PowerSGD, Adam", "PowerSGD rank 4", "torch-powersgd", "PyTorch: PowerSGD, Adam"
@@ -325,26 +320,26 @@ def endurance(results: Results) -> str:
 
 
 def claims(results: Results) -> str:
-    """The losses of the founding papers' rows, and how alike residuals are: two tables."""
-    runs = results["runs"]
+    """The losses of the founding papers' rows, and what ScaleCom's workers choose together."""
 
     def mean(task: str, name: str, key: str, digits: int, scale: float = 1.0) -> str:
-        own = [run for run in runs if (run["task"], run["method"]) == (task, name)]
+        own = [run for run in results["runs"] if (run["task"], run["method"]) == (task, name)]
         seeds = [run[key] for run in own if key in run]
         return f"{scale * float(np.mean(seeds)):.{digits}f}" if seeds else ""
 
-    losses, alike = list[list[str]](), list[list[str]]()
-    for name in names_of(runs):
-        digits = mean("digits", name, "loss", 3), mean("digits", name, "accuracy", 1, 100)
-        losses.append([name, *digits, mean("lm", name, "loss", 3)])
-        for task in tasks_of(results) if name.startswith("ScaleCom") else ():
-            keys = ("residuals", "cosine", "overlap", "lost", "least")
-            cells = [mean(task, name, key, 2) for key in keys]
-            alike += [[f"{task}, {name.rsplit(maxsplit=1)[1]}", *cells]] if any(cells) else []
-    first = ["trained with", "digits, loss", "accuracy, %", "lm, loss"]
-    second = ["task, beta", "cosine of residuals", "with the gradient", "overlap", "lost"]
-    both = markdown(first, losses), markdown([*second, "at least"], alike)
-    return "\n\n".join(both).replace("|  |", "| |")
+    rows = [
+        [
+            name,
+            mean("digits", name, "loss", 3),
+            mean("digits", name, "accuracy", 1, 100),
+            mean("lm", name, "loss", 3),
+            mean("digits", name, "overlap", 2),
+            mean("lm", name, "overlap", 2),
+        ]
+        for name in names_of(results["runs"])
+    ]
+    columns = ["trained with", "digits, loss", "accuracy, %", "lm, loss", "digits, overlap"]
+    return markdown([*columns, "lm, overlap"], rows)
 
 
 # Figures: the frontier of every method
@@ -353,9 +348,9 @@ def claims(results: Results) -> str:
 class Spot(NamedTuple):
     """A method in the figure."""
 
-    name: str
     ratio: float
     change: float  # final loss relative to dense in per cent, the mean over seeds
+    name: str
 
 
 TITLES = {"lm": "Language model, Adam", "digits": "Residual network on digits, SGD"}
@@ -368,15 +363,13 @@ NAMED = {
     "majority vote",
 }
 """Methods with a name in the figure, beside the frontier's; the table has all."""
-MOST = 12
-"""How many have one at most."""
+MARKERS = "osD^vPX*<>hd"
 
 
 def frontier(results: Results) -> Figure:
     """Final loss against compression ratio: a panel for each task."""
     tasks, runs = tasks_of(results), results["runs"]
     figure = style.figure(0.3 + 4.1 * len(tasks))
-    FigureCanvasAgg(figure)  # which measures text
     panels: Any = figure.subplots(len(tasks), 1, squeeze=False)[:, 0]
     for axes, task in zip(panels, tasks, strict=True):
         steps = max(r["steps"] for r in runs if r["task"] == task)
@@ -392,7 +385,7 @@ def spots(runs: Runs, task: str) -> list[Spot]:
     rows = chosen(runs, task)
     dense = mean_loss(rows, "dense")
     return [
-        Spot(name, ROWS[name].on_link(own[0], 8), 100 * (mean_loss(rows, name) / dense - 1))
+        Spot(ROWS[name].on_link(own[0], 8), 100 * (mean_loss(rows, name) / dense - 1), name)
         for name, own in rows.items()
         if name != "dense"
     ]
@@ -427,46 +420,14 @@ def _panel(axes: Axes, listed: list[Spot]) -> None:
     for spot in edge:
         stairs += [(stairs[-1][0], spot.change), (spot.ratio, spot.change)]
     axes.plot(*zip(*stairs, strict=True), color=style.MUTED, linewidth=1, zorder=2)
-    shown = [spot for spot in inside if spot in edge or spot.name in NAMED][:MOST]
+    shown = sorted(spot for spot in inside if spot in edge or spot.name in NAMED)
     for spot in inside:
-        color = style.color(spot.name) if spot in shown else style.FAINT
-        size, order = (7, 4) if spot in shown else (4.5, 3)
-        axes.plot(spot.ratio, spot.change, "o", color=color, markersize=size, zorder=order)
-    _write_names(axes, shown, inside)
-
-
-def _write_names(axes: Axes, shown: list[Spot], inside: list[Spot]) -> None:
-    """Writes names where nothing else is: near the spot, or at the end of a line."""
-    canvas: Any = axes.get_figure()
-    canvas.draw_without_rendering()
-    scale, panel = canvas.dpi / 72, axes.get_window_extent()
-    at = {s.name: axes.transData.transform((s.ratio, s.change)) for s in inside}
-    one = 4 * scale
-    taken = [Bbox.from_bounds(x - one, y - one, 2 * one, 2 * one) for x, y in at.values()]
-    around = [(np.cos(a), np.sin(a)) for a in np.linspace(0, 2 * np.pi, 24, endpoint=False)]
-    high = 1.25 * style.POINTS * scale
-    for spot in shown:
-        (x, y), wide = at[spot.name], 0.6 * style.POINTS * scale * len(spot.name)
-        for away, (dx, dy) in itertools.product(np.arange(10, 150, 4) * scale, around):
-            place = x + (away + wide / 2) * dx, y + away * dy
-            box = Bbox.from_bounds(place[0] - wide / 2, place[1] - high / 2, wide, high)
-            inner = panel.x0 <= box.x0 and box.x1 <= panel.x1
-            inner &= panel.y0 <= box.y0 and box.y1 <= panel.y1
-            if inner and not any(box.overlaps(other) for other in taken):
-                taken.append(box)
-                line = {"arrowstyle": "-", "color": style.MUTED, "linewidth": 0.7}
-                axes.annotate(
-                    spot.name,
-                    (spot.ratio, spot.change),
-                    tuple(axes.transData.inverted().transform(place)),
-                    arrowprops=line if away > 16 * scale else None,
-                    ha="center",
-                    va="center",
-                    color=style.color(spot.name),
-                    bbox=style.PATCH,
-                    zorder=5,
-                )
-                break
+        if spot not in shown:
+            axes.plot(spot.ratio, spot.change, "o", color=style.FAINT, markersize=4.5, zorder=3)
+    for spot, marker in zip(shown, itertools.cycle(MARKERS), strict=False):
+        look: Any = {"color": style.color(spot.name), "markersize": 7, "zorder": 4}
+        axes.plot(spot.ratio, spot.change, marker, linestyle="", label=spot.name, **look)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), labelcolor="linecolor", fontsize=9)
 
 
 # Figures: seconds
@@ -477,16 +438,16 @@ def seconds_to_end(results: Results) -> Figure:
     out, found = style.figure(6.4), large(results)
     looks = styles(timed.shown for timed in TIMED if timed.shown)
     for axes, (link, title) in zip(out.subplots(2, 1, sharey=True), OVER.items(), strict=True):
-        lines, steps_of = dict[str, Line2D](), taken(link)
+        steps_of = taken(link)
         for timed in (t for t in TIMED if t.shown and t.row in found and t.method in steps_of):
             steps, losses = zip(*found[timed.row]["assessed"], strict=True)
             at = [count * steps_of[timed.method]["step_s"] for count in steps]
-            (lines[timed.shown],) = axes.plot(at, losses, **looks[timed.shown])
+            axes.plot(at, losses, label=timed.shown, **looks[timed.shown])
         axes.set(xlabel="seconds of 1,000 steps", xscale="log", ylabel="held-out loss")
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set_title(f"Links of {title}")
-        axes.set_xlim(9, 3_000)
-        label_ends(axes, lines, room=0.5)
+        axes.set_xlim(2, 3_000)
+        axes.legend(loc="lower left", labelcolor="linecolor")
     return out
 
 

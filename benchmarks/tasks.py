@@ -67,7 +67,7 @@ class Task:
     """A model, its data, and its optimizer."""
 
     name: str
-    model: nn.Module  # from inputs to logits; `peer.py` has twins of some
+    model: nn.Module  # from inputs to logits; `peer.py` has twins of those of `WORKLOADS`
     adam: bool
     rate: float  # the peak of the learning rate, of SGD with momentum 0.9 or, if `adam`, of Adam
     batch: int  # examples per worker and step
@@ -112,6 +112,22 @@ class Task:
         return jax.jit(evaluate)
 
 
+def trained(
+    task: Task, params: Params, tx: Any, steps: int, batch: int, rng: np.random.Generator
+) -> Params:
+    """After so many dense steps of one worker."""
+
+    @jax.jit
+    def step(params: Params, state: Any, batch: Batch) -> tuple[Params, Any]:
+        updates, state = tx.update(jax.grad(task.loss)(params, batch), state)
+        return optax.apply_updates(params, updates), state
+
+    state = tx.init(params)
+    for _ in range(steps):
+        params, state = step(params, state, task.draw(rng, batch))
+    return params
+
+
 # Models
 
 
@@ -120,39 +136,28 @@ class Block(nn.Module):
 
     channels: int
     stride: int = 1
-    # whether the nonlinearity comes before the convolutions, instead of after the sum
-    pre: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:  # (B, H, W, C)
-        # PyTorch pads both sides by one; where the stride is 2, "SAME" pads one side only.
-        padding = "SAME" if self.pre else 1
-        y = nn.relu(x) if self.pre else x
-        y = nn.Conv(self.channels, (3, 3), self.stride, padding=padding, use_bias=False)(y)
+        y = nn.Conv(self.channels, (3, 3), self.stride, use_bias=False)(nn.relu(x))
         y = nn.relu(nn.GroupNorm(num_groups=4)(y))
-        y = nn.Conv(self.channels, (3, 3), padding=padding, use_bias=False)(y)
+        y = nn.Conv(self.channels, (3, 3), use_bias=False)(y)
         y = nn.GroupNorm(num_groups=4)(y)
         if x.shape != y.shape:
             x = nn.Conv(self.channels, (1, 1), self.stride, padding=0, use_bias=False)(x)
-        return x + y if self.pre else nn.relu(x + y)
+        return x + y
 
 
 class ResNet(nn.Module):
-    """A residual network of 6 `depth` + 2 layers for images of 8 × 8: with 5, ResNet-32."""
+    """A residual network of 8 layers for images of 8 × 8, with blocks that begin with a ReLU."""
 
-    depth: int  # blocks of each of the three stages
     width: int = 16  # channels of the first stage
-    pre: bool = False  # whether blocks begin with their nonlinearity
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:  # (B, 8, 8, 1) -> (B, 10)
         x = nn.Conv(self.width, (3, 3), padding=1, use_bias=False)(x)
-        if not self.pre:
-            x = nn.relu(nn.GroupNorm(num_groups=4)(x))
         for stage in range(3):
-            for block in range(self.depth):
-                stride = 2 if stage > 0 and block == 0 else 1
-                x = Block(self.width * 2**stage, stride, self.pre)(x)
+            x = Block(self.width * 2**stage, 2 if stage else 1)(x)
         return nn.Dense(10)(nn.relu(x).mean((1, 2)))
 
 
@@ -264,13 +269,19 @@ def source_of(package: str, limit: int = 4_000_000) -> tuple[Any, Any]:
 # Tasks
 
 
+TINY = (16, 32, 1, 2)
+
+
 def language_model(
     name: str,
     rate: float,
     texts: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]],
     sizes: tuple[int, int, int, int],
-    assessed: tuple[int, int],
-    schedule: Schedule,
+    smoke: bool = False,
+    schedule: Schedule = cosine,
+    assessed: tuple[int, int] = (8, 256),
+    model: Callable[[int, int], Any] = train_lm.ByteLM,
+    kind: type[Task] = Task,
 ) -> Task:
     """Nats per byte of a text, by Adam.
 
@@ -279,37 +290,24 @@ def language_model(
       rate: the peak of the learning rate.
       texts: to train on, and to assess on.
       sizes: bytes of context, width, layers, and passages per worker.
-      assessed: batches that are held out, and passages of each.
+      smoke: whether the sizes are tiny ones.
       schedule: of the learning rate.
+      assessed: batches that are held out, and passages of each.
+      model: of a width and a number of layers.
+      kind: of the task.
     """
+    sizes, assessed = (TINY, (1, 8)) if smoke else (sizes, assessed)
     context, width, layers, batch = sizes
     draw, rng = passages_of(texts[1], context), np.random.default_rng(1)
     held_out = tuple(draw(rng, assessed[1]) for _ in range(assessed[0]))
-    model, draw = train_lm.ByteLM(width, layers), passages_of(texts[0], context)
-    return Task(name, model, True, rate, batch, draw, held_out, schedule=schedule)
-
-
-TINY = (16, 32, 1, 2)
-
-
-def _source(smoke: bool) -> Task:
-    sizes, assessed = (TINY, (1, 8)) if smoke else ((64, 64, 2, 4), (8, 256))
-    return language_model("lm", 8e-3, train_lm.corpus(), sizes, assessed, cosine)
-
-
-def _prose(smoke: bool) -> Task:
-    sizes, assessed = (TINY, (1, 8)) if smoke else ((96, 96, 3, 2), (8, 256))
-    return language_model("prose", 4e-3, prose(), sizes, assessed, plateau)
+    draw, own = passages_of(texts[0], context), model(width, layers)
+    return kind(name, own, True, rate, batch, draw, held_out, schedule=schedule)
 
 
 def _digits(smoke: bool) -> Task:
     train, test = digits()
-    model, batch = ResNet(1, 4 if smoke else 16, pre=True), 2 if smoke else 16
+    model, batch = ResNet(4 if smoke else 16), 2 if smoke else 16
     return Task("digits", model, False, 0.05, batch, images_of(train), (test,), "accuracy")
-
-
-def _digits_by_adam(smoke: bool) -> Task:
-    return dataclasses.replace(_digits(smoke), name="digits by Adam", adam=True, rate=4e-3)
 
 
 def _noisy_digits(smoke: bool) -> Task:
@@ -321,10 +319,9 @@ def _noisy_digits(smoke: bool) -> Task:
 
 
 TASKS: dict[str, Callable[[bool], Task]] = {
-    "lm": _source,
+    "lm": lambda smoke: language_model("lm", 8e-3, train_lm.corpus(), (64, 64, 2, 4), smoke),
     "digits": _digits,
-    "prose": _prose,
-    "digits by Adam": _digits_by_adam,
+    "prose": lambda smoke: language_model("prose", 4e-3, prose(), (96, 96, 3, 2), smoke, plateau),
     "noisy digits": _noisy_digits,
 }
 """Small ones, for many runs; smaller still with `True`."""
@@ -338,29 +335,15 @@ def _alexnet(smoke: bool) -> Task:
     return Task("alexnet", model, False, 0.01, 2, images_of(train), held_out, schedule=rise)
 
 
-def _resnet(smoke: bool) -> Task:
-    """Half a million parameters that take long to compute: compression has little to win here."""
-    train, test = digits()
-    model, draw = ResNet(1, 8) if smoke else ResNet(5), images_of(train)
-    return Task("resnet", model, False, 0.1, 16, draw, (test,), "accuracy", rise)
-
-
-def _large_source(smoke: bool) -> Task:
-    """A transformer of 10.1 million parameters on the source of Python's standard library."""
-    sizes, count = (TINY, 4) if smoke else ((128, 320, 8, 2), 32)
-    return language_model("lm", 1e-3, train_lm.corpus(), sizes, (1, count), rise)
-
-
-def _other_source(smoke: bool) -> Task:
-    """A narrow and deep one of 5.4 million on JAX's own source, which no setting was chosen on."""
-    sizes, count = (TINY, 4) if smoke else ((64, 192, 12, 2), 256)
-    return language_model("large", 2e-3, source_of("jax"), sizes, (1, count), cosine)
-
-
 WORKLOADS: dict[str, Callable[[bool], Task]] = {
     "alexnet": _alexnet,
-    "resnet": _resnet,
-    "lm": _large_source,
-    "large": _other_source,
+    # 10.1 million parameters on the source of Python's standard library.
+    "lm": lambda smoke: language_model(
+        "lm", 1e-3, train_lm.corpus(), (128, 320, 8, 2), smoke, rise, (1, 32)
+    ),
+    # A narrow and deep one of 5.4 million on JAX's own source, which no setting was chosen on.
+    "large": lambda smoke: language_model(
+        "large", 2e-3, source_of("jax"), (64, 192, 12, 2), smoke, cosine, (1, 256)
+    ),
 }
 """Larger ones, for slow links."""

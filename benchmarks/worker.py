@@ -1,20 +1,16 @@
 """One worker in JAX."""
 
-import collections
-import functools
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from job import Framework, Job, load_params, timed, work
+from job import Framework, Job, load_params, work
 from methods import AXIS, LINKS, Method, Setting
 from tasks import WORKLOADS, Task
 
@@ -34,8 +30,8 @@ class Trainer:
         self.task = WORKLOADS[job.workload](job.smoke)
         self.setting = Setting(job.workers, job.steps)
         self.mesh = jax.make_mesh((job.workers,), (AXIS,), axis_types=(AxisType.Auto,))
-        self.tail = clipped(self.method, self.task, job.steps)
-        self.tx = self.method.assemble(self.setting, self.tail)
+        tail = clipped(self.method, self.task, job.steps)
+        self.tx = self.method.assemble(self.setting, tail)
         params = load_params(job.params)
         specs = fg.state_specs(jax.eval_shape(self.tx.init, params), AXIS)
         self.params: Any = jax.device_put(params, NamedSharding(self.mesh, P()))
@@ -43,13 +39,11 @@ class Trainer:
 
         self.batches = self.task.batches((job.seed, job.worker), 1)
         first = next(self.task.batches((job.seed, job.worker), 1))
-        self.first = [self.put(x) for x in first]
-        inputs = self.params, *self.first
+        inputs = self.params, *map(self.put, first)
         self.gradient = self.compiled(self._gradient, (P(), P(AXIS), P(AXIS)), P(AXIS), *inputs)
         inputs = self.params, self.state, self.gradient(*inputs)[1]
-        update = functools.partial(self._update, self.tx)
         ins, outs = (P(), specs, P(AXIS)), (P(), specs)
-        self.update = self.compiled(update, ins, outs, *inputs, donate=(0, 1, 2))
+        self.update = self.compiled(self._update, ins, outs, *inputs, donate=(0, 1, 2))
         one = self.put(np.zeros(1, np.float32))
         self.total = self.compiled(lambda x: lax.psum(x, AXIS), P(AXIS), P(), one)
         self.every = self.method.every
@@ -76,9 +70,9 @@ class Trainer:
     def _gradient(self, params: Any, inputs: jax.Array, labels: jax.Array) -> Any:
         return _add_axis(jax.value_and_grad(self.task.loss)(params, (inputs, labels)))
 
-    def _update(self, tx: Any, params: Any, state: Any, gradient: Any) -> Any:
+    def _update(self, params: Any, state: Any, gradient: Any) -> Any:
         own = jax.tree.map(lambda g: g[0], gradient)
-        updates, state = tx.update(own, state, params)
+        updates, state = self.tx.update(own, state, params)
         return optax.apply_updates(params, updates), state
 
     def step(self, number: int) -> dict[str, float]:
@@ -100,52 +94,6 @@ class Trainer:
         common = getattr(self.state, "anchor", self.params)
         return self.task.assess(jax.tree.map(_local, common))[self.task.metric]
 
-    def phases(self) -> dict[str, Any]:
-        """Seconds a step of what is inside of the update. There is no training after it."""
-        gradient = self.gradient(self.params, *self.first)[1]
-        out = {"wire_s": self._time_wire() / self.every}
-        if self.method.codec is not None:
-            out["encode_s"] = self._time_encode(self.method.codec, gradient) / self.every
-        if self.method.optimizer is None:
-            out["optimizer_s"] = self._time_optimizer(gradient)
-        return out
-
-    def _time_wire(self) -> float:
-        sizes = collections.Counter[str]()
-        for collective in self.collectives:
-            sizes[collective.kind] += collective.bytes
-        words = (-(-size // 4 // self.job.workers) * self.job.workers for size in sizes.values())
-        arrays = [self.put(np.ones(count, np.float32)) for count in words]
-
-        def send(*arrays: jax.Array) -> list[jax.Array]:
-            return [BARE[kind](array) for kind, array in zip(sizes, arrays, strict=True)]
-
-        program = self.compiled(send, P(AXIS), P(AXIS), *arrays)
-        return timed(lambda: jax.block_until_ready(program(*arrays)), self.agree)
-
-    def _time_encode(self, codec: fg.Codec, gradient: Any) -> float:
-        def encode(gradient: Any) -> Any:
-            vector = jnp.concatenate([g.ravel() for g in jax.tree.leaves(gradient)])
-            return _add_axis(fg.compress(codec, vector))
-
-        program = self.compiled(encode, P(AXIS), P(AXIS), gradient)
-        return timed(lambda: jax.block_until_ready(program(gradient)), self.agree)
-
-    def _time_optimizer(self, gradient: Any) -> float:
-        params = self.params
-        del self.params, self.state  # room for the other state
-        same = jax.tree.map(lambda _: P(), jax.eval_shape(self.tail.init, params))
-        state = self.compiled(self.tail.init, P(), same, params)(params)
-        update = functools.partial(self._update, self.tail)
-        ins, outs = (P(), same, P(AXIS)), (P(), same)
-        program = self.compiled(update, ins, outs, params, state, gradient, donate=(0, 1))
-
-        def run() -> None:
-            nonlocal params, state
-            params, state = jax.block_until_ready(program(params, state, gradient))
-
-        return timed(run, self.agree)
-
 
 def clipped(method: Method, task: Task, steps: int) -> Any:
     """What follows the exchange, on gradients that are not too long; or one of our optimizers."""
@@ -162,14 +110,6 @@ def _add_axis(tree: Any) -> Any:
 
 def _local(array: jax.Array) -> jax.Array:
     return array.addressable_shards[0].data
-
-
-# Collectives of one float32 vector, for their time alone.
-BARE: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "all-reduce": lambda x: lax.psum(x, AXIS),
-    "all-gather": lambda x: lax.all_gather(x, AXIS, tiled=True),
-    "all-to-all": lambda x: lax.all_to_all(x, AXIS, 0, 0, tiled=True),
-}
 
 
 def prepare(job: Job) -> Framework:
@@ -192,7 +132,6 @@ def prepare(job: Job) -> Framework:
         lambda: float(_local(trainer.loss)[0]),
         trainer.assess,
         trainer.agree,
-        trainer.phases,
         trainer.task.metric == "accuracy",
         facts,
         trainer.every,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from others._compare import AXIS, Row
+from others._both import AXIS, Row
 
 import fftgrad as fg
 

@@ -1,8 +1,5 @@
 """BEER and CHOCO-SGD as the authors of BEER run them: gossip between processes."""
 
-# PyTorch is no dependency of the project.
-# pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportUnknownParameterType=false
-
 import pathlib
 import types
 from collections.abc import Iterator
@@ -12,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from others._compare import AXIS, Row, apart, imported, package, together
+from others._both import AXIS, Row, apart, imported, package, together
 
 import fftgrad as fg
 from fftgrad.contrib import gossip

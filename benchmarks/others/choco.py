@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from others._compare import AXIS, Row, apart, draws, imported, of_magnitudes
+from others._both import AXIS, Row, apart, draws, imported, of_magnitudes
 
 import fftgrad as fg
 from fftgrad.contrib import gossip

@@ -1,14 +1,11 @@
 """DataLens by its authors: votes on the largest values, and what they cost in privacy."""
 
-# PyTorch is no dependency of the project.
-# pyright: reportMissingImports=false
-
 import pathlib
 from collections.abc import Iterator
 from unittest import mock
 
 import numpy as np
-from others._compare import Row, apart, described, gradients, imported, run
+from others._both import Row, apart, described, gradients, imported, run
 
 import fftgrad as fg
 

@@ -1,8 +1,5 @@
 """1-bit Adam by its authors: the exchange of two stages, in plain torch."""
 
-# PyTorch is no dependency of the project.
-# pyright: reportMissingImports=false
-
 import dataclasses
 import pathlib
 import sys
@@ -13,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from others._compare import Row, apart, imported, package, pmean, residual, run, together
+from others._both import Row, apart, imported, package, pmean, residual, run, together
 
 import fftgrad as fg
 

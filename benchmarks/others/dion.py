@@ -1,15 +1,12 @@
 """Dion by its authors: the simple optimizer, and the reference that picks a side."""
 
-# PyTorch is no dependency of the project.
-# pyright: reportMissingImports=false
-
 import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from others._compare import Row, apart, described, gradients, imported, package, residual, run
+from others._both import Row, apart, described, gradients, imported, package, residual, run
 
 import fftgrad as fg
 

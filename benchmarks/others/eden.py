@@ -1,8 +1,5 @@
 """EDEN and DRIVE by their authors."""
 
-# PyTorch is no dependency of the project.
-# pyright: reportMissingImports=false
-
 import math
 import pathlib
 from collections.abc import Iterator
@@ -12,7 +9,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from others._compare import Row, apart, imported
+from others._both import Row, apart, imported
 
 import fftgrad as fg
 

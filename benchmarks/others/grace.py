@@ -1,8 +1,5 @@
 """GRACE: compressors, memories and communicators of one framework, run over gloo."""
 
-# PyTorch is no dependency of the project.
-# pyright: reportMissingImports=false
-
 import contextlib
 import pathlib
 from collections.abc import Iterator
@@ -11,7 +8,7 @@ from unittest import mock
 
 import numpy as np
 import optax
-from others._compare import (
+from others._both import (
     Row,
     apart,
     described,

@@ -1,25 +1,12 @@
 """PowerSGD's authors' package, which sends one factor a step, in turns, as ACP-SGD does."""
 
-# PyTorch is no dependency of the project.
-# pyright: reportMissingImports=false
-
 import pathlib
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import optax
-from others._compare import (
-    Row,
-    apart,
-    described,
-    gradients,
-    imported,
-    pmean,
-    residual,
-    run,
-    together,
-)
+from others._both import Row, apart, described, gradients, imported, pmean, residual, run, together
 
 import fftgrad as fg
 

@@ -1,8 +1,5 @@
 """The code of PowerSGD's paper: its low-rank reducer, and the top-k that it was compared with."""
 
-# PyTorch is no dependency of the project.
-# pyright: reportMissingImports=false
-
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -10,17 +7,7 @@ from unittest import mock
 
 import numpy as np
 import optax
-from others._compare import (
-    Row,
-    apart,
-    described,
-    gradients,
-    imported,
-    pmean,
-    residual,
-    run,
-    together,
-)
+from others._both import Row, apart, described, gradients, imported, pmean, residual, run, together
 
 import fftgrad as fg
 

@@ -1,8 +1,5 @@
 """SparseLoCo's compression as its authors' network runs it."""
 
-# PyTorch is no dependency of the project.
-# pyright: reportMissingImports=false
-
 import pathlib
 import sys
 import types
@@ -11,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from others._compare import Row, apart, imported, pmean, run
+from others._both import Row, apart, imported, pmean, run
 
 import fftgrad as fg
 

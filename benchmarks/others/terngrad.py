@@ -9,7 +9,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from others._compare import Row, apart, draws, imported, of_magnitudes
+from others._both import Row, apart, draws, imported, of_magnitudes
 
 import fftgrad as fg
 

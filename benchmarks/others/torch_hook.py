@@ -1,8 +1,5 @@
 """PowerSGD as torch ships it, a hook of DistributedDataParallel."""
 
-# PyTorch is no dependency of the project.
-# pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportUnknownParameterType=false
-
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +7,7 @@ from typing import Any
 import numpy as np
 import optax
 import torch
-from others._compare import Row, apart, described, gradients, pmean, residual, run, together
+from others._both import Row, apart, described, gradients, pmean, residual, run, together
 
 import fftgrad as fg
 

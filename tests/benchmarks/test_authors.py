@@ -42,7 +42,7 @@ def test_a_source_agrees_or_says_what_differs(authors, path):
 
 
 def test_a_row_that_is_not_within_its_limit_differs(imported):
-    row = imported("others._compare").Row("theirs", "ours", "inputs", 1e-3)
+    row = imported("others._both").Row("theirs", "ours", "inputs", 1e-3)
     assert row.verdict == "**differs**"
     assert row._replace(difference=1e-6).verdict == "agrees"
     assert row._replace(limit=None).verdict == "by choice"
@@ -50,7 +50,7 @@ def test_a_row_that_is_not_within_its_limit_differs(imported):
 
 
 def test_the_largest_difference_is_relative_to_the_largest_magnitude(imported):
-    apart = imported("others._compare").apart
+    apart = imported("others._both").apart
     assert apart([1.0, 4.0], [1.0, 5.0]) == pytest.approx(0.2)
     with pytest.raises(ValueError, match="shapes must be equal"):
         apart([1.0], [1.0, 2.0])
@@ -69,7 +69,7 @@ def sent(codec):
 
 def test_the_numbers_that_a_codec_draws_are_found(imported):
     """Stochastic rounding with these numbers is what the codec does."""
-    compare = imported("others._compare")
+    compare = imported("others._both")
     key = compare.local_key(step=3, worker=1)
     uniform = compare.draws(key, 50)
     assert len(np.unique(uniform)) == 50
@@ -83,7 +83,7 @@ def test_the_numbers_that_a_codec_draws_are_found(imported):
 
 
 def test_the_local_key_is_that_of_the_exchange(imported):
-    compare = imported("others._compare")
+    compare = imported("others._both")
     codec = fg.Ternary(clip=None)
     rows = compare.gradients((40,), workers=2, steps=3)
     updates, _ = compare.run(compare.pmean(fg.AllGather(codec)), rows)

@@ -16,20 +16,12 @@ def studies(imported):
     return imported("studies")
 
 
-def test_residuals_that_are_alike(studies):
+def test_residuals_that_are_alike(imported):
+    overlap = imported("columns").overlap
     rng = np.random.default_rng(0)
     common, own = rng.standard_t(3, 1000), rng.standard_t(3, (8, 1000))
-    same = studies.chosen_by(np.tile(common, (8, 1)))
-    assert studies.mean_cosine(np.tile(common, (8, 1))) == pytest.approx(1)
-    assert same["overlap"] == 1
-    assert same["lost"] == pytest.approx(same["least"])
-    k = -(-1000 // studies.CHUNK)
-    left = np.sort(common**2)[:-k].sum() / np.sum(common**2)
-    assert same["least"] == pytest.approx(left)
-    apart = studies.chosen_by(own)
-    assert abs(studies.mean_cosine(own)) < 0.1
-    assert apart["overlap"] < 0.5
-    assert apart["least"] < apart["lost"] < 1
+    assert overlap(np.tile(common, (8, 1))) == 1
+    assert overlap(own) < 0.5
 
 
 def test_thetas_fall_where_the_rate_does(studies):
@@ -57,6 +49,5 @@ def test_a_smoke_run_writes_its_results(tmp_path):
 def test_a_table_has_the_means_of_the_seeds(studies):
     seeds = [{"loss": 0.1, "accuracy": 0.5}, {"loss": 0.2, "accuracy": 1.0}]
     runs = [{"task": "digits", "method": "dense", **seed} for seed in seeds]
-    first, second = studies.tables.claims({"runs": runs}).split("\n\n")
-    assert first.splitlines()[2] == "| dense | 0.150 | 75.0 | |"
-    assert len(second.splitlines()) == 2
+    *_, row = studies.tables.claims({"runs": runs}).splitlines()
+    assert row == "| dense | 0.150 | 75.0 |  |  |  |"

@@ -256,7 +256,6 @@ def test_two_workers_train_alike_and_their_bytes_are_those_of_the_program(tmp_pa
         assert run["status"] == "done"
         assert len(run["seconds"]) == 5
         assert [step for step, _ in run["losses"]] == [1, 2, 5]
-        assert run["wire_s"] > 0
         assert run["compute_s"] + run["update_s"] <= run["step_s"] * 1.2
     # The same parameters, the same batches.
     assert dense["losses"][0] == fft["losses"][0] == local["losses"][0]
@@ -292,18 +291,6 @@ def test_a_step_is_the_mean_over_those_that_share_an_exchange(modules):
     assert run.median("seconds", 9) == pytest.approx(6.5)
 
 
-@pytest.mark.parametrize(("long", "runs"), [(100.0, 6), (0.03, 2)])
-def test_what_takes_long_is_timed_less_often(modules, monkeypatch, long, runs):
-    job, calls = modules("job"), []
-    monkeypatch.setattr(job, "LONG", long)
-
-    def run():
-        calls.append(time.sleep(0.02))
-
-    assert job.timed(run, lambda seconds: seconds) >= 0.02
-    assert len(calls) == runs
-
-
 def test_tables_compare_with_the_dense_run_of_the_same_framework(modules, tmp_path):
     pytest.importorskip("matplotlib")
     figures = modules("links")
@@ -315,10 +302,7 @@ def test_tables_compare_with_the_dense_run_of_the_same_framework(modules, tmp_pa
             "repeat": repeat,
             "status": "done",
             "step_s": step,
-            "compute_s": 0.5,
             "sent_bytes": 2e6,
-            "sent_packets": 1000,
-            "facts": {"link_bytes": 1.9e6},
             "seconds": [step] * 3,
             "assessed": [[i + 1, step * (i + 1), loss] for i, loss in enumerate(losses)],
         }
@@ -351,9 +335,9 @@ def test_tables_compare_with_the_dense_run_of_the_same_framework(modules, tmp_pa
     assert figures.reached(rows["top-k"], rows["torch"]) == (2, 2.0)
     table = figures.step_table(tmp_path, "some")
     # 16 bits take half of 4.0 in one turn, more than 5.0 in the next, and did not run in the third.
-    assert "| bf16 | 5.50 (2.00-9.00) | 0.50 |  | 2 | 1.966 | 1.28 (0.56-2.00) | 0.78 " in table
-    assert "| top-k | 1.00 | 0.50 |  | 2 | 1.966 | 5.00 (4.00-6.00) | 2.00 |" in table
-    assert "| torch-fp16 | 2.00 | 0.50 |  | 2 | 1.966 | 1.50 | 1.00 |" in table
+    assert "| bf16 | 5.50 (2.00-9.00) | 2 | 1.28 (0.56-2.00) | 0.78 " in table
+    assert "| top-k | 1.00 | 2 | 5.00 (4.00-6.00) | 2.00 |" in table
+    assert "| torch-fp16 | 2.00 | 2 | 1.50 | 1.00 |" in table
     table = figures.target_table(tmp_path, "some")
     assert "| dense | 5.00 | 2 | 3, 3, 3 | 15.0 (12.0-18.0) | 1.00 | 0.75 (0.50-1.00) |" in table
     assert "| top-k | 1.00 | 2 | 3; not in 3 (1 of 2) | 3.0 | 6.00 |  |" in table
@@ -366,7 +350,7 @@ def test_tables_compare_with_the_dense_run_of_the_same_framework(modules, tmp_pa
 # Twins
 
 
-@pytest.mark.parametrize("name", ["resnet", "lm"])
+@pytest.mark.parametrize("name", ["alexnet", "lm"])
 def test_parameters_survive_their_file(modules, tmp_path, name):
     task, job = modules("tasks").WORKLOADS[name](True), modules("job")
     params = task.params(0)
@@ -380,7 +364,7 @@ def test_parameters_survive_their_file(modules, tmp_path, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["alexnet", "resnet", "lm"])
+@pytest.mark.parametrize("name", ["alexnet", "lm"])
 def test_models_in_both_frameworks_are_the_same_function(modules, tmp_path, name):
     torch = pytest.importorskip("torch")
     task = modules("tasks").WORKLOADS[name](True)

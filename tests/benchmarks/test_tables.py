@@ -136,3 +136,14 @@ def test_a_study_shows_its_tables(imported, capsys, monkeypatch, study, file):
 def test_columns_can_be_left_out(imported):
     table = "| a | b | c |\n|---|---|---|\n| 1 |  | 3 |"
     assert imported("pages").without(table, "b") == "| a | c |\n|---|---|\n| 1 | 3 |"
+
+
+def test_a_figure_is_the_same_file_when_it_is_drawn_again(imported):
+    style = imported("_style")
+
+    def drawn():
+        figure = style.figure(2.0)
+        figure.subplots().plot([0, 1], [0, 1], color=style.INK)
+        return style.svg(figure)
+
+    assert drawn() == drawn()

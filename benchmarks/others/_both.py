@@ -1,8 +1,5 @@
 """What comparisons with the code of others share: inputs, fftgrad's workers, theirs, and rows."""
 
-# PyTorch is no dependency of the project.
-# pyright: reportMissingImports=false
-
 import functools
 import importlib
 import os
