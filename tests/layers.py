@@ -18,6 +18,7 @@ BY_TEST = collections.Counter()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run all that is not slow")
+    parser.addoption("--rest", action="store_true", help="run what the default layer leaves of it")
 
 
 def pytest_report_header() -> str:
@@ -32,8 +33,10 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The layer, in the order of rows: what shares programs runs one after the other."""
     option = config.option
-    if not (option.keyword or option.markexpr or any("::" in name for name in config.args)):
-        taken = set(full_layer(items) if option.full else default_layer(items))
+    chosen = option.keyword or option.markexpr or any("::" in name for name in config.args)
+    if option.rest or not chosen:
+        taken = set(full_layer(items) if option.full or option.rest else default_layer(items))
+        taken -= set(default_layer(items)) if option.rest else set()
         config.hook.pytest_deselected(items=[item for item in items if item not in taken])
         items[:] = [item for item in items if item in taken]
     groups = [cases.group_of(item.nodeid) for item in items]
