@@ -539,6 +539,9 @@ LINKS: dict[str, Method] = {
     "muon-powersgd": BY_NAME["PowerSGD rank 4, Muon, lead 0.3"],
     "muon-100x": BY_NAME["100x, Muon, lead 0.5"],
     "muon-two-25x": BY_NAME["two stages 25x, Muon, lead 0.3"],
+    "muon-two-25x-share": two_stages(
+        "two stages 25x, Muon of shares", 25, functools.partial(muon(0.3), share_axis=AXIS)
+    ),
     "muon-turned-25x": BY_NAME["eigenbasis 25x, Muon, lead 0.3"],
 }
 """Of the runs over slow links, by the names of their command line."""

@@ -16,6 +16,7 @@ from fftgrad.codecs._budget import Budget
 from fftgrad.exchanges import AllGather, Hierarchical, Recipe
 from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.memories import ErrorFeedback, NoMemory
+from fftgrad.optimizers._shared_matrices import orthogonal
 from fftgrad.training._gradients import widened
 from fftgrad.training._pmean import CompressedPmeanState, NonFinite, compressed_pmean
 
@@ -249,6 +250,7 @@ def feedback_muon(
     weight_decay: float = 0.0,
     mask: Any = None,
     muon_weight_dimension_numbers: Any = None,
+    share_axis: AxisName | None = None,
     bucketing: Bucketing | None = None,
     non_finite: NonFinite = "skip",
     axis_name: AxisName = "data",
@@ -279,6 +281,8 @@ def feedback_muon(
       muon_weight_dimension_numbers: the matrices and their axes, as for `optax.contrib.muon`. Pass
         `fg.optimizers.muon_dimensions` for a transformer. By default all leaves with two axes are
         matrices, including embeddings, and attention kernels with three are not.
+      share_axis: axis of workers on fast links, of which each makes its share of the matrices
+        orthogonal. None if each makes all of them, which sends nothing.
       bucketing: as for `feedback_adam`.
       non_finite: as for `feedback_adam`.
       axis_name: the axis of the workers.
@@ -286,7 +290,8 @@ def feedback_muon(
     Returns:
       A whole optimizer, as `optax.contrib.muon` is.
 
-    Wire: that of the exchange.
+    Wire: that of the exchange, and with `share_axis` 2 bytes a value of all matrices, in one
+    all-gather: each of w workers hands over a w-th of them.
 
     Shapes: leaves float32, bfloat16 or float16 of any shape; the state is float32.
 
@@ -308,15 +313,17 @@ def feedback_muon(
     for name, decay in (("beta", beta), ("b1", b1), ("b2", b2)):
         check_number(f"feedback_muon({name})", decay, "[0, 1)", "use 0.95, 0.9 and 0.99.")
     check_number("feedback_muon(lead)", lead, "[0, inf)", "use 0.5, or 0.0 for Muon alone.")
+    rms = 0.2
     slow = optax.contrib.muon(
         -1.0,
+        ns_steps=5 if share_axis is None else 0,
         beta=beta,
         eps=eps,
         nesterov=False,
         adam_b1=b1,
         adam_b2=b2,
         muon_weight_dimension_numbers=muon_weight_dimension_numbers,
-        consistent_rms=0.2,
+        consistent_rms=rms,
     )
     quick = optax.scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True)
 
@@ -327,9 +334,11 @@ def feedback_muon(
         del params
         refuse_pieces(updates, axis_name)
         # Muon reads parameters only for its weight decay, which is zero here.
-        orthogonal, averages = slow.update(updates, state[0], updates)
+        slowed, averages = slow.update(updates, state[0], updates)
+        if share_axis is not None:
+            slowed = orthogonal(slowed, muon_weight_dimension_numbers, rms, share_axis)
         normal, squares = quick.update(updates, state[1])
-        led = jax.tree.map(lambda o, n: o + lead * n, orthogonal, normal)
+        led = jax.tree.map(lambda s, n: s + lead * n, slowed, normal)
         return led, (averages, squares)
 
     return behind_feedback(

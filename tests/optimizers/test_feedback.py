@@ -207,6 +207,30 @@ def test_weights_decay_as_those_of_adamw(make):
         np.testing.assert_array_equal(moves["b"], expected["b"])
 
 
+def test_workers_that_share_the_matrices_move_as_those_that_make_all():
+    shapes = {"a": (4, 6), "b": (6, 4), "c": (4, 6), "heads": (4, 2, 3), "stack": (3, 4, 8)}
+    own = optax.contrib.MuonDimensionNumbers
+    numbers = {"a": own(), "b": own(), "c": own(), "heads": own(0, (1, 2)), "stack": own(1, 2)}
+    mean = {name: normal(i, *shape) for i, (name, shape) in enumerate(shapes.items())}
+    mean |= {"embed": normal(5, 4, 6), "bias": normal(6, 3)}
+    numbers |= {"embed": None, "bias": None}
+
+    def moves(**share):
+        tx = fg.optimizers.feedback_muon(
+            0.1, DENSE, muon_weight_dimension_numbers=numbers, axis_name=AXIS, **share
+        )
+        update = lambda g: tx.update(g, tx.init(g), g)[0]  # noqa: E731
+        run = jax.vmap(update, in_axes=None, axis_name=AXIS, axis_size=2, out_axes=0)
+        return jax.tree.map(np.asarray, jax.jit(run)(mean))
+
+    whole, shared = moves(), moves(share_axis=AXIS)
+    for name in mean:  # bfloat16 has 8 bits
+        np.testing.assert_array_equal(shared[name][0], shared[name][1])
+        longest = np.abs(whole[name]).max()
+        np.testing.assert_allclose(shared[name], whole[name], rtol=0, atol=2**-8 * longest)
+    np.testing.assert_array_equal(shared["embed"], whole["embed"])
+
+
 @pytest.mark.parametrize("name", ["feedback_adam", "feedback_muon", "feedback_sgd"])
 def test_numbers_may_be_injected(name):
     """As into optax's own optimizers, and so may the decay of weights, which begins at zero."""
