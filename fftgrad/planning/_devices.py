@@ -233,7 +233,7 @@ def timed_here(
 
 def orthogonalizing(like: PyTree) -> float:
     """Multiplications and additions of Muon, for all matrices but embeddings and heads."""
-    shapes = (sorted(shape) for shape in _matrices(like))
+    shapes = (sorted(shape) for shape in matrices(like))
     return float(sum(ITERATIONS * (4 * a * a * b + 2 * a**3) for a, b in shapes))
 
 
@@ -248,7 +248,7 @@ def turning(like: PyTree, largest: int = fg.Eigenbasis(fg.AllReduce()).largest) 
     return float(sum(8 * size * side + side**3 for side, size in sides))
 
 
-def _matrices(like: PyTree) -> list[tuple[int, int]]:
+def matrices(like: PyTree) -> list[tuple[int, int]]:
     """The shapes that Muon orthogonalizes."""
     numbers = fg.optimizers.muon_dimensions(like)
     is_leaf = lambda x: x is None or isinstance(x, optax.contrib.MuonDimensionNumbers)  # noqa: E731

@@ -1,6 +1,7 @@
 """Plans: the exchange that reaches dense's loss first on a device and a link."""
 
 import dataclasses
+import math
 import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from fftgrad.planning._predict import (
     Groups,
     Link,
     Parts,
+    collective_seconds,
     count,
     exchange_seconds,
     sent_by,
@@ -191,6 +193,18 @@ class Model(NamedTuple):
     groups: Groups
     algorithm: Algorithm
 
+    def sharing(self, muon: float, like: PyTree) -> str:
+        """Say what `share_axis` would save of Muon's seconds, if it saves some."""
+        axis, workers = list(self.groups.axes.items())[-1]
+        share = 2 * -(-sum(map(math.prod, _devices.matrices(like))) // workers)
+        link = self.groups.fast or self.link
+        shared = muon / workers
+        shared += collective_seconds("all-gather", share, workers, link, self.algorithm)
+        if shared >= muon:
+            return ""
+        took, instead = quantity(shared, "s"), quantity(muon, "s")
+        return f" With share_axis={axis!r}, Muon's matrices take {took} in place of {instead}."
+
     def parts(self, way: Way) -> Parts:
         """The parts of a step that exchanges."""
         links = self.groups.links(self.link)
@@ -336,6 +350,7 @@ def plan(
 
     model = Model(own, over, joined, algorithm)
     ways = [min(ways_of(row), key=model.seconds) for row in compared]
+    source += model.sharing(max(timing.muon for timing in timings.values()), like)
     return Plan(sort([model.plan_row(one, ways) for one in ways]), source)
 
 
