@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fftgrad as fg
-from fftgrad.planning import _commands, _devices, _plan, _predict, _timing
+from fftgrad.planning import _candidates, _commands, _devices, _plan, _predict, _timing
 from fftgrad.planning._predict import Groups
 from fftgrad.planning._text import parse_count
 
