@@ -314,7 +314,7 @@ def _coefficients(basis: fg.Codec, rows: Array) -> Array:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _transformed(basis: fg.Codec, row: Array) -> jax.Array:
+def _transformed(basis: fg.Codec, row: jax.Array) -> jax.Array:
     return basis.compress(row, (), fg.Step.of(0)).payload.main
 
 
