@@ -316,6 +316,14 @@ def compile_exchange(trainer: Trainer, run: Run) -> jax.stages.Compiled:
     return jax.jit(mapped).lower(like).compile()
 
 
+@jax.jit
+def relative_error(approximate: Params, gradients: Params) -> jax.Array:
+    """The error of a mean of gradients, which have a leading axis of workers."""
+    exact = jax.tree.map(lambda g: g.mean(0), gradients)
+    difference = jax.tree.map(jnp.subtract, approximate, exact)
+    return optax.tree.norm(difference) / optax.tree.norm(exact)
+
+
 def assess(
     trainer: Trainer,
     run: Run,
@@ -337,10 +345,8 @@ def assess(
         start = time.perf_counter()
         jax.block_until_ready(exchange(gradients))
         times.append(1e3 * (time.perf_counter() - start))
-    exact = jax.tree.map(lambda g: g.mean(0), gradients)
-    difference = jax.tree.map(jnp.subtract, approximate, exact)
     run.exchange_ms = statistics.median(times)
-    run.error = float(optax.tree.norm(difference) / optax.tree.norm(exact))
+    run.error = float(relative_error(approximate, gradients))
     rng = np.random.default_rng(1)
     size = 16 * trainer.mesh.size
     batches = [sample(rng, held_out, size, trainer.args.context) for _ in range(4)]
@@ -441,7 +447,8 @@ def main(argv: list[str] | None = None) -> None:
     jax.config.update("jax_num_cpu_devices", args.workers)
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     model = ByteLM(args.width, args.layers)
-    first = model.init(jax.random.key(args.seed), jnp.zeros((1, args.context), jnp.int32))
+    tokens = np.zeros((1, args.context), np.int32)
+    first = jax.jit(model.init)(jax.random.key(args.seed), tokens)
     # On the host, because each run donates its copy.
     trainer = Trainer(args, mesh, model, jax.device_get(first))
     runs, text = make_runs(args, mesh.size), corpus()

@@ -411,5 +411,5 @@ def gradients(tree, workers: int, seed: int = 0):
     for i, leaf in enumerate(leaves):
         common = values(leaf.shape, seed + 1000 * i)
         own = np.stack([values(leaf.shape, seed + 1000 * i + w + 1) for w in range(workers)])
-        out.append(jnp.asarray((common[None] + own).astype(leaf.dtype)))
+        out.append((common[None] + own).astype(leaf.dtype))
     return jax.tree.unflatten(structure, out)

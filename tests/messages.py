@@ -1,4 +1,4 @@
-"""What each codec sends for a vector, and what comes of it there: two programs a codec, for all."""
+"""What each codec sends for a vector, and what comes of it there: one program a codec, for all."""
 
 import functools
 from typing import NamedTuple
@@ -48,25 +48,29 @@ class Message(NamedTuple):
 
 
 @functools.cache
-def sender(codec: fg.Codec):
-    """The program from a vector to a buffer and its payload."""
+def both_ways(codec: fg.Codec):
+    """The program from a vector and a buffer: what is sent of the one and decoded from the other.
 
-    def send(x):
+    One program, of which the halves have nothing in common.
+    """
+
+    def run(x, words):
         payload = fg.compress(codec, x, step=STEP)
-        return _wire.pack(_wire.NOTHING, payload), payload
+        header, received = _wire.unpack(words, payload_spec(codec, LIKE))
+        back = fg.decompress(codec, received, LIKE, step=STEP)
+        return (_wire.pack(_wire.NOTHING, payload), payload), (header.finite, back)
 
-    return jax.jit(send)
+    return jax.jit(run)
 
 
-@functools.cache
-def receiver(codec: fg.Codec):
-    """The program from a buffer to whether its sender's values were finite, and to values."""
+def send(codec: fg.Codec, x: np.ndarray):
+    """A buffer and its payload."""
+    return both_ways(codec)(x, np.zeros(fg.wire_bytes(codec, LIKE) // 4, np.uint32))[0]
 
-    def receive(words):
-        header, payload = _wire.unpack(words, payload_spec(codec, LIKE))
-        return header.finite, fg.decompress(codec, payload, LIKE, step=STEP)
 
-    return jax.jit(receive)
+def receive(codec: fg.Codec, words: np.ndarray):
+    """Whether the sender's values were finite, and the values."""
+    return both_ways(codec)(np.zeros(N, np.float32), words)[1]
 
 
 def message(codec: fg.Codec, x: np.ndarray) -> Message:
@@ -77,7 +81,7 @@ def message(codec: fg.Codec, x: np.ndarray) -> Message:
 
 @functools.cache
 def _message(codec: fg.Codec, data: bytes) -> Message:
-    words, payload = sender(codec)(np.frombuffer(data, np.float32))
-    finite, values = receiver(codec)(words)
+    words, payload = send(codec, np.frombuffer(data, np.float32))
+    finite, values = receive(codec, words)
     payload = jax.tree.map(np.asarray, payload)
     return Message(np.asarray(words), payload, bool(finite), np.asarray(values))

@@ -5,6 +5,7 @@ bits come from the library's own generator, which has tests of its own.
 """
 
 import abc
+import functools
 import itertools
 import math
 
@@ -17,6 +18,7 @@ from fftgrad.ops import _random
 # Randomness
 
 
+@functools.partial(jax.jit, static_argnums=2)
 def keys(step: int, worker: int, part: int = 0):
     """The shared and the local key of a part, as compressed_pmean(key=0) derives them."""
     shared, local = jax.random.split(jax.random.fold_in(jax.random.key(0), step))
@@ -27,8 +29,11 @@ def keys(step: int, worker: int, part: int = 0):
     return shared, local
 
 
+keyed_bits = jax.jit(_random.keyed_bits, static_argnums=1)
+
+
 def uniform(key, count: int):
-    return (np.asarray(_random.keyed_bits(key, count)) >> 8) * 2.0**-24
+    return (np.asarray(keyed_bits(key, count)) >> 8) * 2.0**-24
 
 
 # Trees
@@ -190,7 +195,7 @@ class RandomK(Oracle):
             a = flat(residual) + flat(grad)
             k = reference.kept(self.fraction, a.size)
             edges = [i * (a.size // k) + min(i, a.size % k) for i in range(k + 1)]
-            bits = np.asarray(_random.keyed_bits(keys(self.t, 0)[0], k))
+            bits = np.asarray(keyed_bits(keys(self.t, 0)[0], k))
             chosen = [
                 lo + int(b) % (hi - lo)
                 for lo, hi, b in zip(edges[:-1], edges[1:], bits, strict=True)
@@ -717,7 +722,7 @@ class Eden(Oracle):
         for grad in grads:
             x = flat(grad)
             padded = np.pad(x, (0, -x.size % self.block))
-            bits = np.asarray(_random.keyed_bits(keys(self.t, 0)[0], padded.size))
+            bits = np.asarray(keyed_bits(keys(self.t, 0)[0], padded.size))
             signs = np.where(bits >> 31, -1.0, 1.0)
             rotated = reference.hadamard(padded * signs, self.block).reshape(-1, self.block)
             norm = np.linalg.norm(rotated, axis=1, keepdims=True)

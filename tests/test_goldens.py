@@ -17,7 +17,7 @@ def test_the_file_holds_every_row_of_the_table_and_no_other():
 @pytest.mark.parametrize("name", CODECS)
 def test_a_buffer_is_what_it_was_and_an_old_one_decodes_to_what_it_did(name):
     old = GOLDEN[f"words {name}"]
-    finite, decoded = messages.receiver(CODECS[name])(old)
+    finite, decoded = messages.receive(CODECS[name], old)
     assert finite
     np.testing.assert_allclose(decoded, GOLDEN[f"values {name}"], rtol=1e-5, atol=1e-5)
     words, _ = goldens.buffer(name)

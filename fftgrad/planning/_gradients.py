@@ -1,6 +1,7 @@
 """Gradients in files, their analysis, and the tables and the picture of it."""
 
 import bisect
+import functools
 import math
 import os
 import re
@@ -309,8 +310,12 @@ def _row(tree: PyTree, sizes: Mapping[str, int], columns: Array) -> Array:
 
 
 def _coefficients(basis: fg.Codec, rows: Array) -> Array:
-    run = jax.jit(lambda x: basis.compress(x, (), fg.Step.of(0)).payload.main)
-    return np.stack([np.asarray(run(jnp.asarray(row))) for row in rows])
+    return np.stack([np.asarray(_transformed(basis, row)) for row in rows])
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _transformed(basis: fg.Codec, row: jax.Array) -> jax.Array:
+    return basis.compress(row, (), fg.Step.of(0)).payload.main
 
 
 def _dropped(coefficients: Array, values: int) -> Array:
@@ -379,14 +384,14 @@ def _rates(rows: Array, ratios: Sequence[float], basis: fg.Codec) -> tuple[Rate,
 
 def _lost_by(codec: fg.Codec, rows: Array) -> float:
     """The relative error of a codec on rows."""
-    step, like = fg.Step.of(0), jax.ShapeDtypeStruct(rows.shape[1:], jnp.float32)
-
-    @jax.jit
-    def lost(row: jax.Array) -> jax.Array:
-        return row - fg.decompress(codec, fg.compress(codec, row, step=step), like, step=step)
-
-    errors = [np.asarray(lost(jnp.asarray(row)), np.float64) for row in rows]
+    errors = [np.asarray(_lost(codec, row), np.float64) for row in rows]
     return float(np.linalg.norm(errors) / np.linalg.norm(rows.astype(np.float64)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _lost(codec: fg.Codec, row: jax.Array) -> jax.Array:
+    step = fg.Step.of(0)
+    return row - fg.decompress(codec, fg.compress(codec, row, step=step), row, step=step)
 
 
 def _sentences(found: Analysis) -> Iterator[str]:

@@ -66,12 +66,6 @@ def record(monkeypatch):
     return importlib.import_module("_record")
 
 
-def test_a_tilde_is_the_home_folder(record, monkeypatch):
-    monkeypatch.setenv("HOME", "/home/own")
-    args = record.parser(None, "codecs").parse_args(["--out=~/results"])
-    assert args.out == pathlib.Path("/home/own/results")
-
-
 def test_few_losses_are_kept(record):
     losses = [float(step) for step in range(1, 61)]
     assert [step for step, _ in record.few(losses)] == [1, 2, 5, 10, 20, 50, 60]

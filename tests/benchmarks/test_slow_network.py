@@ -211,21 +211,6 @@ def test_what_is_tied_to_another_parent_does_not_start(modules):
     assert subprocess.run(["sh", "-c", '"$@"; exit $?', "sh", *command], check=False).returncode
 
 
-def test_rates_and_delays(modules):
-    bits, seconds = modules("network").bits_per_second, modules("network").seconds
-    assert [bits("100mbit"), bits("1gbit"), bits("1.5gbit"), bits("64kbit")] == [
-        100e6,
-        1e9,
-        1.5e9,
-        64e3,
-    ]
-    with pytest.raises(SystemExit, match=r"--rate.*got 100"):
-        bits("100")
-    assert [seconds("50us"), seconds("0.5ms"), seconds("1s")] == pytest.approx([5e-5, 5e-4, 1])
-    with pytest.raises(SystemExit, match=r"--delay.*got 1"):
-        seconds("1")
-
-
 # Runs
 
 

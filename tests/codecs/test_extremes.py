@@ -238,26 +238,6 @@ def reduced(exchange, rows):
     return everywhere("vmap", one, len(rows))(rows)
 
 
-# Chains with two linear stages in front
-
-ROTATED = (fg.Dct(block=16), fg.Hadamard(block=16))
-SPECTRA = fg.chain(fg.Fft(block=16), fg.RandomK(k=16))
-TWICE = {
-    "two stages": fg.TwoStage(fg.chain(*ROTATED, fg.UniformQuantizer(bits=4)), workers=WORKERS),
-    "by step": fg.Scheduled({0: fg.AllGather(fg.chain(SPECTRA, fg.RangeFloat(bits=8)))}),
-    "sum": fg.AllReduce(SPECTRA),
-}
-
-
-@pytest.mark.parametrize("exchange", TWICE.values(), ids=TWICE)
-def test_two_linear_stages_in_front_work_in_every_exchange(exchange):
-    """The mean is that of what was sent."""
-    rows = values((WORKERS, 128))
-    mean, error, _ = map(np.asarray, reduced(exchange, rows))
-    np.testing.assert_allclose(mean[0], (rows - error).astype(np.float64).mean(0), atol=1e-4)
-    assert np.any(mean)
-
-
 # Any chain
 
 real_transforms = st.one_of(

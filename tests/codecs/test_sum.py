@@ -28,11 +28,11 @@ def added(codec, workers=WORKERS, n=N):
     """The program, the sum that it adds to, and payloads of so many workers."""
     rows = np.stack([values((n,), seed) for seed in range(workers)])
     payloads = jax.jit(jax.vmap(lambda row: fg.compress(codec, row, step=STEP)))(rows)
-    return program(codec, workers), jnp.ones(n), payloads
+    return program(codec, workers), np.ones(n, np.float32), payloads
 
 
 def program(codec, workers=WORKERS):
-    scale = jnp.arange(1.0, workers + 1)
+    scale = np.arange(1, workers + 1, dtype=np.float32)
     return jax.jit(functools.partial(_sum.add_each, codec, scale=scale, step=STEP))
 
 
@@ -46,8 +46,8 @@ def test_groups_of_payloads_are_added_in_the_order_of_the_workers(codec, monkeyp
         bits.append(np.asarray(program(codec)(total, payloads)))
     one, add_one = total, jax.jit(functools.partial(_sum.add, codec, step=STEP))
     for i in range(WORKERS):
-        own = jax.tree.map(lambda leaf, i=i: leaf[i], payloads)
-        one = add_one(one, own, jnp.float32(i + 1))
+        own = jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], payloads)
+        one = add_one(one, own, np.float32(i + 1))
     for found in bits:
         np.testing.assert_array_equal(found, np.asarray(one))
 
@@ -71,7 +71,7 @@ def test_the_memory_of_a_sum_does_not_grow_with_the_workers():
 @pytest.mark.parametrize("codec", [*CODECS, fg.Sign()], ids=repr)
 def test_shards_are_decoded_side_by_side_and_not_in_a_loop(codec):
     _, total, payloads = added(codec)
-    scale = jnp.arange(1.0, WORKERS + 1)
+    scale = np.arange(1, WORKERS + 1, dtype=np.float32)
 
     def add(payloads, scale):
         return _sum.add_each(codec, total, payloads, scale, STEP, shards=True)
@@ -81,10 +81,8 @@ def test_shards_are_decoded_side_by_side_and_not_in_a_loop(codec):
     )
 
     def loops(workers):
-        rows = jax.tree.map(
-            lambda leaf: jnp.zeros((workers, *leaf.shape[1:]), leaf.dtype), payloads
-        )
-        compiled = jax.jit(add).lower(rows, jnp.ones(workers)).compile().as_text()
+        rows = jax.tree.map(lambda leaf: np.zeros((workers, *leaf.shape[1:]), leaf.dtype), payloads)
+        compiled = jax.jit(add).lower(rows, np.ones(workers, np.float32)).compile().as_text()
         return compiled.count("while(")
 
     assert loops(64) == loops(4)

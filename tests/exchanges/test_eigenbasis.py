@@ -1,5 +1,7 @@
 """Another exchange in the eigenbasis of earlier means: its basis, its gain, its bytes."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -25,21 +27,31 @@ def hidden(steps, workers=WORKERS, seed=0):
     return left, (np.stack(means)[:, None] + noise).astype(np.float32)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def run(tx, rows):
+    """The means of all steps of gradients, and the last state: one program."""
+
+    def step(state, row):
+        mean, state = tx.update(row, state)
+        return state, mean
+
+    def worker(rows):
+        state, means = jax.lax.scan(step, tx.init(rows[0]), rows)
+        return means, state
+
+    return jax.vmap(worker, axis_name=AXIS, in_axes=1, out_axes=(1, 0))(rows)
+
+
 @pytest.fixture(scope="module")
 def trained():
     """The errors of the means, without and with the basis, and the last states."""
     left, rows = hidden(40)
     out = {}
     for name, exchange in (("plain", LOW), ("turned", fg.Eigenbasis(LOW, every=4, whiten=0.5))):
-        tx = fg.compressed_pmean(exchange, fg.NoMemory(), axis_name=AXIS)
-        update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
-        state = jax.jit(jax.vmap(tx.init))(rows[0])
-        errors = []
-        for row in rows:
-            mean, state = update(row, state)
-            exact = row.mean(0)
-            errors.append(np.linalg.norm(mean[0] - exact) / np.linalg.norm(exact))
-        out[name] = errors, state
+        means, state = run(fg.compressed_pmean(exchange, fg.NoMemory(), axis_name=AXIS), rows)
+        exact = rows.mean(1)
+        lost = np.linalg.norm(means[:, 0] - exact, axis=(1, 2))
+        out[name] = lost / np.linalg.norm(exact, axis=(1, 2)), state
     return left, out
 
 
@@ -97,7 +109,8 @@ def test_long_sides_and_vectors_stay():
         "scalar": jax.ShapeDtypeStruct((), "float32"),
         "kernel": jax.ShapeDtypeStruct((2, 2, 3), "float32"),
     }
-    state = fg.Eigenbasis(fg.AllReduce(), largest=4).init(jax.tree.leaves(like))
+    turned = fg.Eigenbasis(fg.AllReduce(), largest=4)
+    state = jax.eval_shape(lambda: turned.init(jax.tree.leaves(like)))
     shapes = [
         tuple(side.basis.shape[0] if side else 0 for side in own) for own in state.shared.sides
     ]
@@ -125,12 +138,8 @@ def test_the_sides_are_those_of_the_formula(whiten, rows):
     exchange = fg.Eigenbasis(fg.AllReduce(), decay=0.8, every=3, whiten=whiten, largest=ROWS)
     means = np.random.default_rng(0).standard_normal((8, *shape)).astype(np.float32)
     means *= 2.0 ** -np.arange(shape[1], dtype=np.float32)
-    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
-    update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
-    state = jax.jit(jax.vmap(tx.init))(means[:1])
-    for mean in means:
-        found, state = update(mean[None], state)
-        np.testing.assert_allclose(found[0], mean, atol=1e-5)
+    found, state = run(fg.compressed_pmean(exchange, axis_name=AXIS), means[:, None])
+    np.testing.assert_allclose(found[:, 0], means, atol=1e-5)
     side = state.exchange[0].shared.sides[0][0 if rows else 1]
     covariance, basis, scale = (np.asarray(a[0], np.float64) for a in side)
     like = soap([m if rows else m.T for m in means.astype(np.float64)], 0.8, 3, whiten)
@@ -142,11 +151,9 @@ def test_the_sides_are_those_of_the_formula(whiten, rows):
 
 def test_what_was_learned_survives_a_spike_whose_square_is_not_finite():
     _, rows = hidden(12)
+    rows[5] *= 1e20
     tx = fg.compressed_pmean(fg.Eigenbasis(LOW, every=2), fg.ErrorFeedback(), axis_name=AXIS)
-    update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
-    state = jax.jit(jax.vmap(tx.init))(rows[0])
-    for t, row in enumerate(rows):
-        _, state = update(1e20 * row if t == 5 else row, state)
+    _, state = run(tx, rows)
     assert np.all(np.asarray(state.skipped) == 0)
     assert all(np.all(np.isfinite(a)) for a in jax.tree.leaves(state.exchange[0].shared))
 
@@ -155,11 +162,7 @@ def test_a_late_start_has_early_bases_too_and_the_inside_keeps_its_state():
     inside = fg.AllGather(fg.Threshold(fraction=0.2, reuse=3))
     exchange = fg.Scheduled({0: fg.AllReduce(), 5: fg.Eigenbasis(inside, every=4)})
     _, rows = hidden(8)
-    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
-    update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
-    state = jax.jit(jax.vmap(tx.init))(rows[0])
-    for row in rows:
-        _, state = update(row, state)
+    _, state = run(fg.compressed_pmean(exchange, axis_name=AXIS), rows)
     late = state.exchange[0].shared[1]
     assert int(late.steps[0]) == 3
     basis = np.asarray(late.sides[0][0].basis[0])

@@ -24,6 +24,7 @@ from fftgrad.contrib import learned
 from fftgrad.ops import _collectives
 
 N = 150
+LIKE = jax.ShapeDtypeStruct((N,), "float32")
 
 
 def mean_and_sent(exchange):
@@ -83,17 +84,16 @@ def check_traced_bytes(exchange):
     def mean(x, state):
         return exchange.mean(x, state, fg.exchanges.Comm(AXIS, fg.Step.of(5))).mean
 
-    like = jax.ShapeDtypeStruct((N,), jnp.float32)
-    state = jax.eval_shape(exchange.init, like)
-    found = _collectives.collectives(mean, {AXIS: 4}, like, state)
+    state = jax.eval_shape(exchange.init, LIKE)
+    found = _collectives.collectives(mean, {AXIS: 4}, LIKE, state)
     if isinstance(exchange, fg.Scheduled):
-        promised = [fg.wire_bytes(part, like) for _, part in exchange.schedule]
+        promised = [fg.wire_bytes(part, LIKE) for _, part in exchange.schedule]
     elif isinstance(exchange, fg.Ladder):
-        promised = [fg.wire_bytes(part, like) for part in exchange.exchanges]
+        promised = [fg.wire_bytes(part, LIKE) for part in exchange.exchanges]
     elif isinstance(exchange, learned.LearnedCodes):
         return  # a test of its own has the bytes of each phase
     else:
-        promised = [fg.wire_bytes(exchange, like)]
+        promised = [fg.wire_bytes(exchange, LIKE)]
     branches = sorted({c.branch for c in found if c.branch}) or [()]
     always = sum(c.bytes for c in found if not c.branch)
     sent = [always + sum(c.bytes for c in found if c.branch == b != ()) for b in branches]
@@ -150,17 +150,17 @@ def check_bytes(exchange, workers):
     if isinstance(exchange, fg.Scheduled):
         for branch, (step, _) in enumerate(exchange.schedule):
             here = [c for c in found if c.branch == (branch,)]
-            assert sum(c.bytes for c in here) == fg.wire_bytes(exchange.at(step), jnp.ones(N))
+            assert sum(c.bytes for c in here) == fg.wire_bytes(exchange.at(step), LIKE)
             check_link_bytes(here, exchange.at(step), workers)
         assert len(found) == len(exchange.schedule)
     elif isinstance(exchange, fg.Ladder | learned.LearnedCodes):
         # It starts at the first rung, or in the first phase, which XLA knows.
-        assert sum(c.bytes for c in found) == fg.wire_bytes(exchange.at(0), jnp.ones(N))
+        assert sum(c.bytes for c in found) == fg.wire_bytes(exchange.at(0), LIKE)
         assert len(found) == (1 if isinstance(exchange, fg.Ladder) else 2)
         check_link_bytes(found, exchange.at(0), workers)
     else:
         sized = of_size(exchange, workers)
-        assert sum(c.bytes for c in found) == fg.wire_bytes(sized, jnp.ones(N))
+        assert sum(c.bytes for c in found) == fg.wire_bytes(sized, LIKE)
         check_link_bytes(found, sized, workers)
         if isinstance(exchange, fg.AllGather):
             assert [(c.kind, c.dtype) for c in found] == [("all-gather", "u32")]
@@ -168,7 +168,7 @@ def check_bytes(exchange, workers):
 
 def check_link_bytes(found, exchange, workers):
     over_a_ring = sum(c.link_bytes(workers) for c in found)
-    assert fg.link_bytes(exchange, jnp.ones(N), workers) == pytest.approx(over_a_ring, rel=1e-12)
+    assert fg.link_bytes(exchange, LIKE, workers) == pytest.approx(over_a_ring, rel=1e-12)
 
 
 COLLECTIVES = {
@@ -340,15 +340,15 @@ def test_a_count_of_overflow_stays_at_the_largest_int32(exchange):
     def every(x):
         return counted(1, 1000)(x), counted(3, 1000)(x), counted(3, 40)(x)
 
-    found = jax.jit(jax.vmap(every, axis_name=AXIS))(jnp.ones((4, 10)))
+    found = jax.jit(jax.vmap(every, axis_name=AXIS))(np.ones((4, 10), np.float32))
     assert np.unique(found).tolist() == [2**31 - 1]
 
 
 def test_after_the_largest_int32_step_no_schedule_starts_again():
     exchange = fg.Scheduled({0: fg.AllReduce(), 5: fg.AllGather(fg.TopK(k=1))})
     tx = fg.compressed_pmean(exchange, axis_name=AXIS)
-    x = jnp.ones((4, 10))
-    state = jax.vmap(tx.init)(x)._replace(step=jnp.full(4, 2**31 - 1, jnp.int32))
+    x = np.ones((4, 10), np.float32)
+    state = jax.jit(jax.vmap(tx.init))(x)._replace(step=np.full(4, 2**31 - 1, np.int32))
     update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
     seen = []
     for _ in range(3):
@@ -409,7 +409,7 @@ def test_low_rank_and_gathered_steps_lose_nothing_in_one_program(check_vma):
     bucketing = fg.Bucketing("leaf")
     tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS, bucketing=bucketing)
     init, update = train_step(tx, 4, check_vma=check_vma, like=like)
-    state, ranks = init({"w": jnp.zeros((10, 12))}), []
+    state, ranks = init({"w": np.zeros((10, 12), np.float32)}), []
     applied, wanted = np.zeros((10, 12)), np.zeros((10, 12))
     for step in range(3):
         grads = gradients(like, 4, seed=step)
@@ -428,17 +428,17 @@ def test_what_stays_behind_is_counted_of_the_leader_alone():
     rows[0] = 1.0
 
     def counts(row):
-        exchanges = [fg.LeaderTopK(fg.Threshold(fraction=0.05), leader) for leader in range(4)]
+        exchanges = [fg.LeaderTopK(fg.Threshold(fraction=0.05), leader) for leader in (0, 3)]
         comm = fg.exchanges.Comm(AXIS, fg.Step.of(0))
         return [e.mean(row, e.init(row), comm).stats.overflow for e in exchanges]
 
     found = [count.tolist() for count in everywhere("vmap", counts, 4)(rows)]
-    assert found == [[120 - 12] * 4, [0] * 4, [0] * 4, [0] * 4]
+    assert found == [[120 - 12] * 4, [0] * 4]
 
 
 def test_a_fixed_leader_leads_always():
     exchange = fg.LeaderTopK(fg.TopK(k=1), leader=1)
-    x = jnp.array([[4.0, 1.0], [1.0, 2.0]])
+    x = np.array([[4.0, 1.0], [1.0, 2.0]], np.float32)
 
     def twice(row):
         first = exchange.mean(row, exchange.init(row), fg.exchanges.Comm(AXIS, fg.Step.of(0)))
@@ -470,7 +470,7 @@ def test_a_step_without_a_gradient_does_not_end_low_rank():
         out = exchange.mean(x, state, fg.exchanges.Comm("data"))
         return out.mean, out.state
 
-    state = jax.tree.map(lambda a: np.stack([a] * 4), exchange.init(whole))
+    state = jax.jit(jax.vmap(exchange.init))(np.stack([whole] * 4))
     run = jax.jit(jax.vmap(step, axis_name="data"))
     for scale in (0.0, 1.0, 0.0, 1.0):
         mean, state = run(np.stack([np.float32(scale) * whole] * 4), state)
@@ -479,17 +479,14 @@ def test_a_step_without_a_gradient_does_not_end_low_rank():
 
 def test_payloads_from_elsewhere_may_be_of_numpy_and_vary():
     codec, x = fg.TopK(k=3), rows(4)
-    payloads = jax.jit(jax.vmap(lambda row: fg.compress(codec, row)))(x)
-    expected = jax.jit(lambda p: fg.tools.decompress_mean(codec, p, x[0]))(payloads)
-    by_numpy = fg.tools.decompress_mean(codec, jax.tree.map(np.asarray, payloads), x[0])
-    np.testing.assert_array_equal(by_numpy, expected)
-    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
-    inside = jax.shard_map(
+    payloads = jax.device_get(jax.jit(jax.vmap(lambda row: fg.compress(codec, row)))(x))
+    by_numpy = jax.jit(lambda: fg.tools.decompress_mean(codec, payloads, x[0]))()
+    sharded = jax.shard_map(
         lambda p: fg.tools.decompress_mean(codec, p, x[0])[None],
-        mesh=mesh,
+        mesh=jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,)),
         in_specs=P("data"),
         out_specs=P("data"),
-    )(payloads)
-    np.testing.assert_array_equal(inside[0], expected)
+    )
+    np.testing.assert_array_equal(jax.jit(sharded)(payloads)[0], by_numpy)
     with pytest.raises(ValueError, match="stacked for 1 workers"):
         fg.tools.decompress_mean(codec, jax.tree.map(lambda a: a[:0], payloads), x[0])

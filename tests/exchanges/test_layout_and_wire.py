@@ -20,16 +20,20 @@ def test_buckets_never_exceed_the_limit_and_lose_nothing(limit, by_bytes, monkey
     tree = jax.tree.map(lambda g: g[0], gradients(TREE, 1))
     monkeypatch.setattr(_bucketing, "BUCKET_LIMIT", limit)
     bucketing = fg.Bucketing(bucket_bytes=4 * limit if by_bytes else None)
-    buckets, join = _bucketing.to_buckets(tree, bucketing)
-    assert jax.tree.map(jnp.shape, buckets) == jax.tree.map(
-        lambda b: b.shape, _bucketing.bucket_likes(tree, bucketing)
-    )
-    vectors = [part.value for bucket in buckets for part in bucket]
+
+    @jax.jit
+    def there_and_back(tree):
+        buckets, join = _bucketing.to_buckets(tree, bucketing)
+        return [[part.value for part in bucket] for bucket in buckets], join(buckets)
+
+    buckets, back = there_and_back(tree)
+    likes = _bucketing.bucket_likes(tree, bucketing)
+    assert jax.tree.map(jnp.shape, buckets) == [[p.value.shape for p in b] for b in likes]
+    vectors = [vector for bucket in buckets for vector in bucket]
     assert max(v.size for v in vectors) <= limit
     assert len({v.size for v in vectors[:-1]}) <= 1
     # Of equal length, as far as the number of values allows.
     assert vectors[0].size - vectors[-1].size < len(vectors)
-    back = join(buckets)
     for got, given in zip(jax.tree.leaves(back), jax.tree.leaves(tree), strict=True):
         np.testing.assert_array_equal(got, np.asarray(given, np.float32))
 
@@ -85,7 +89,7 @@ ALIKE = [
 @pytest.mark.parametrize(("tree", "paths"), ALIKE)
 @pytest.mark.parametrize("scope", ["leaf", lambda path, _: path], ids=["leaf", "function"])
 def test_leaves_whose_paths_have_the_same_text_are_parts_of_their_own(tree, paths, scope):
-    tree = jax.tree.map(lambda value: jnp.full((3, 4), float(value)), tree)
+    tree = jax.tree.map(lambda value: np.full((3, 4), value, np.float32), tree)
     buckets, join = _bucketing.to_buckets(tree, fg.Bucketing(scope))
     found = {part.name: part.value[0, 0] for bucket in buckets for part in bucket}
     assert len(found) == len(jax.tree.leaves(tree))
@@ -150,7 +154,7 @@ def test_payloads_of_every_width_survive_the_wire_bit_for_bit(size):
 
     @jax.jit
     def there_and_back(payload):
-        words = _wire.pack(_wire.Header(jnp.asarray(False), jnp.int32(12345)), payload)
+        words = _wire.pack(_wire.Header(np.False_, np.int32(12345)), payload)
         return words, *_wire.unpack(words, payload)
 
     words, header, back = there_and_back(payload)

@@ -1,7 +1,6 @@
 """What the codecs of two stages remember is kept, for each shard and for its owner."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import values
@@ -38,7 +37,7 @@ def test_a_threshold_of_two_stages_serves_for_its_steps():
 
 def test_each_shard_has_a_state_of_its_own():
     exchange = fg.TwoStage(fg.codecs.AdaComp(bin_size=5), workers=WORKERS)
-    (state,) = steps(exchange, [jnp.asarray(values((WORKERS, 80)))])
+    (state,) = steps(exchange, [values((WORKERS, 80))])
     residue = np.asarray(state.own.worker_rows.rows[0][0].residue)
     assert residue.shape == (WORKERS, 1, WORKERS, 20)
     rows = residue.reshape(-1, 20)
@@ -59,7 +58,7 @@ def test_the_program_does_not_grow_with_the_workers():
     def size(workers):
         exchange = fg.TwoStage(fg.Budget(ratio=25), workers)
         tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
-        x = jnp.zeros((workers, 1 << 12))
+        x = np.zeros((workers, 1 << 12), np.float32)
         state = jax.eval_shape(jax.vmap(tx.init), x)
         program = jax.make_jaxpr(jax.vmap(tx.update, axis_name=AXIS))(x, state)
         return len(str(program).splitlines())
@@ -71,7 +70,7 @@ def test_the_program_does_not_grow_with_the_workers():
 def test_what_no_worker_sent_counts_as_not_sent_to_the_bit(workers):
     """Or a momentum that is masked where something was sent would be cleared."""
     exchange = fg.TwoStage(fg.TopK(k=3 * workers), workers)
-    rows = jnp.asarray(values((workers, 40 * workers)))
+    rows = values((workers, 40 * workers))
 
     def sent(row):
         return row - exchange.mean(row, exchange.init(row), fg.exchanges.Comm(AXIS)).error

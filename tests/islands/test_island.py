@@ -17,6 +17,7 @@ from fftgrad.islands import Settings, _keys
 
 pytest.importorskip("obstore")
 DENSE = fg.AllGather(fg.Identity())
+ZEROS = np.zeros(3, np.float32)
 QUICK = Settings(DENSE, sync_every=2, rate=1.0, deadline=2.0)
 
 
@@ -35,7 +36,7 @@ def together(store, names, program, **options):
 
     def run(name):
         try:
-            with fg.islands.Island(store, name, jnp.zeros(3), **options) as island:
+            with fg.islands.Island(store, name, ZEROS, **options) as island:
                 found[name] = program(island, name)
         except Exception as error:
             errors.append(error)
@@ -75,7 +76,7 @@ def test_it_is_diloco_without_a_program_in_common():
 
         return jax.lax.scan(step, (jnp.zeros(3), tx.init(jnp.zeros(3))), jnp.arange(8.0))[1]
 
-    rows = jax.jit(jax.vmap(worker, axis_name="data"))(jnp.stack([pushes["a"], pushes["b"]]))
+    rows = jax.jit(jax.vmap(worker, axis_name="data"))(np.stack([pushes["a"], pushes["b"]]))
     np.testing.assert_allclose(np.stack([found["a"], found["b"]]), rows, rtol=1e-5)
 
 
@@ -96,7 +97,7 @@ def test_weights_are_those_of_the_round():
 def test_with_a_delay_it_goes_on_and_keeps_a_share():
     settings = Settings(DENSE, sync_every=4, rate=0.5, deadline=20.0)
     with fg.islands.Island(
-        memory(), "a", jnp.zeros(3), settings=settings, outer=descent, overlap_steps=2, mixing=0.25
+        memory(), "a", ZEROS, settings=settings, outer=descent, overlap_steps=2, mixing=0.25
     ) as island:
         params = island.params
         for _ in range(4):
@@ -114,25 +115,25 @@ def test_narrow_parameters_lose_nothing_of_a_small_step():
     """What all have in common is float32: 256 steps of 1/1024 reach 1.25 from 1."""
     settings = Settings(DENSE, sync_every=1, rate=1 / 16, deadline=20.0)
     dtype = jnp.bfloat16
-    params = {"w": jnp.ones(3, dtype)}
+    params = {"w": np.ones(3, dtype)}
     with fg.islands.Island(memory(), "a", params, settings=settings, outer=descent) as island:
         params = island.params
         for _ in range(16):
-            params = island.step({"w": params["w"] + jnp.asarray(1 / 64, dtype)})
+            params = island.step({"w": params["w"] + np.asarray(1 / 64, dtype)})
         assert params["w"].dtype == dtype
         np.testing.assert_allclose(island._member.anchor.params["w"], 1 + 16 / 1024)
 
 
 def test_who_leaves_and_comes_back_goes_on_from_what_all_hold():
     store, settings = memory(), dataclasses.replace(QUICK, deadline=20.0)
-    with fg.islands.Island(store, "a", jnp.zeros(3), settings=settings, outer=descent) as island:
+    with fg.islands.Island(store, "a", ZEROS, settings=settings, outer=descent) as island:
         params = island.params
         for _ in range(4):
             params = island.step(params + 1.0)
         digest, residual = island.digest, island.residual
     start = time.monotonic()
     with fg.islands.Island(
-        store, "a", jnp.full(3, 7.0), settings=settings, outer=descent, residual=residual
+        store, "a", ZEROS + 7, settings=settings, outer=descent, residual=residual
     ) as island:
         assert time.monotonic() - start < settings.deadline / 2  # it asks nobody for its name
         assert (island.digest, island.round) == (digest, 2)
@@ -156,7 +157,7 @@ def test_while_the_store_is_away_it_trains_on_alone(monkeypatch):
     monkeypatch.setattr("fftgrad.islands._store.FIRST_PAUSE", 0.01)
     store = Cut(memory())
     settings = Settings(DENSE, sync_every=2, rate=1.0, deadline=1.0)
-    with fg.islands.Island(store, "a", jnp.zeros(3), settings=settings, outer=descent) as island:
+    with fg.islands.Island(store, "a", ZEROS, settings=settings, outer=descent) as island:
         params = island.params
         store.away = True
         start = time.monotonic()
@@ -177,40 +178,34 @@ def test_while_the_store_is_away_it_trains_on_alone(monkeypatch):
 def test_wrong_runs_are_refused_before_the_first_step_and_left_as_they_are():
     store = memory()
     make = functools.partial(fg.islands.Island, store, settings=QUICK)
-    make("a", {"w": jnp.zeros(3)}).close()
+    make("a", {"w": ZEROS}).close()
     before = {key: store.read(key) for key in store.list("") if not key.startswith("islands/")}
     with pytest.raises(ValueError, match=r"got 1, of which the run lacks \[\['w', \[4\]"):
-        make("b", {"w": jnp.zeros(4)})
+        make("b", {"w": np.zeros(4, np.float32)})
     with pytest.raises(ValueError, match=r"must be those of the run, .*'sync_every': 2"):
-        make("b", {"w": jnp.zeros(3)}, settings=Settings(DENSE, sync_every=3))
+        make("b", {"w": ZEROS}, settings=Settings(DENSE, sync_every=3))
     with pytest.raises(ValueError, match="the outer optimizer of the run"):
-        make("c", {"w": jnp.zeros(3)}, outer=optax.adam)
+        make("c", {"w": ZEROS}, outer=optax.adam)
     with pytest.raises(ValueError, match="letters, digits, _ and -"):
-        make("a/b", {"w": jnp.zeros(3)})
-    with pytest.raises(TypeError, match="must be a float32, bfloat16 or float16 array"):
-        make("d", {"w": jnp.zeros(3, jnp.int32)})
-    with pytest.raises(ValueError, match="below sync_every"):
-        make("e", {"w": jnp.zeros(3)}, overlap_steps=2)
+        make("a/b", {"w": ZEROS})
     after = {key: store.read(key) for key in store.list("") if not key.startswith("islands/")}
     assert after == before
     store = memory()
     with pytest.raises(ValueError, match=r"must be finite, got \['w'\]"):
-        fg.islands.Island(store, "a", {"w": jnp.full(3, jnp.nan)})
+        fg.islands.Island(store, "a", {"w": np.full(3, np.nan, np.float32)})
     unfit = Settings(fg.AllGather(fg.codecs.Tiles(64, shape=(3, 4))))
     with pytest.raises(ValueError, match="Tiles"):
-        fg.islands.Island(store, "a", jnp.zeros(5), settings=unfit)
+        fg.islands.Island(store, "a", np.zeros(5, np.float32), settings=unfit)
     assert store.list("") == []
     store.create(_keys.RUN, json.dumps({"format": 99}).encode())
     with pytest.raises(ValueError, match="must have format 3, got a run of format 99"):
-        fg.islands.Island(store, "a", jnp.zeros(3))
-    with pytest.raises(ValueError, match=r"Settings\(limit\): must be in"):
-        Settings(limit=0.5)
+        fg.islands.Island(store, "a", ZEROS)
 
 
 def test_the_newest_start_has_the_name():
     store = memory()
-    with fg.islands.Island(store, "a", jnp.zeros(3), settings=QUICK) as first:
-        with fg.islands.Island(store, "a", jnp.zeros(3), settings=QUICK) as second:
+    with fg.islands.Island(store, "a", ZEROS, settings=QUICK) as first:
+        with fg.islands.Island(store, "a", ZEROS, settings=QUICK) as second:
             params = second.params
             for _ in range(2):
                 params = second.step(params + 1.0)
@@ -221,12 +216,12 @@ def test_the_newest_start_has_the_name():
 
 
 GREEDY = Settings(fg.AllGather(fg.TopK(k=1)), sync_every=1, rate=1.0, deadline=0.5)
-PUSH = jnp.float32([4.0, 3.0, 2.0, 1.0])
+PUSH = np.float32([4.0, 3.0, 2.0, 1.0])
 
 
 def greedy(store, residual=None, name="a", settings=GREEDY):
     return fg.islands.Island(
-        store, name, jnp.zeros(4), settings=settings, outer=descent, residual=residual
+        store, name, np.zeros(4, np.float32), settings=settings, outer=descent, residual=residual
     )
 
 
@@ -326,7 +321,7 @@ def test_steps_since_the_last_meeting_are_handed_in_at_the_end(delay):
         with fg.islands.Island(
             store,
             "a",
-            jnp.zeros(3),
+            ZEROS,
             settings=settings,
             outer=descent,
             overlap_steps=delay,
@@ -346,7 +341,7 @@ def test_steps_since_the_last_meeting_are_handed_in_at_the_end(delay):
 def test_at_the_end_the_meeting_under_way_comes_first():
     settings = Settings(DENSE, sync_every=4, rate=1.0, deadline=20.0)
     with fg.islands.Island(
-        memory(), "a", jnp.zeros(3), settings=settings, outer=descent, overlap_steps=3, mixing=0.5
+        memory(), "a", ZEROS, settings=settings, outer=descent, overlap_steps=3, mixing=0.5
     ) as island:
         params = island.params
         for _ in range(5):
@@ -356,20 +351,8 @@ def test_at_the_end_the_meeting_under_way_comes_first():
         np.testing.assert_allclose(found, np.full(3, 4.5))  # half of the step after the meeting
 
 
-def test_a_residual_is_checked():
-    store = memory()
-    with greedy(store) as island:
-        residual = island.residual
-    with pytest.raises(TypeError, match=r"must be a residual, got \{"):
-        greedy(store, {"": np.zeros(4)})
-    with pytest.raises(ValueError, match="must be of 'b', got another's"):
-        greedy(store, residual, "b")
-    with pytest.raises(ValueError, match=r"must have \{'': \(4,\)\}, got \{'': \(1,\)\}"):
-        greedy(store, residual._replace(after={"": np.zeros(1)}))
-
-
 def test_a_weight_is_one_that_every_share_can_have():
-    with fg.islands.Island(memory(), "a", jnp.zeros(3), settings=QUICK) as island:
+    with fg.islands.Island(memory(), "a", ZEROS, settings=QUICK) as island:
         for weight in (0.0, -1.0, float("nan"), 1e-318, 1e-7, 1e13, float("inf")):
             with pytest.raises(ValueError, match=r"must be in .*; pass the tokens of the step"):
                 island.step(island.params, weight=weight)
@@ -380,7 +363,7 @@ def test_a_folder_that_went_away_is_not_made_again(tmp_path, monkeypatch):
     monkeypatch.setattr("fftgrad.islands._island.PAUSE", 0.05)
     folder, away = tmp_path / "store", tmp_path / "away"
     with fg.islands.Island(
-        str(folder), "a", jnp.zeros(3), settings=dataclasses.replace(QUICK, deadline=0.4)
+        str(folder), "a", ZEROS, settings=dataclasses.replace(QUICK, deadline=0.4)
     ) as island:
         params = island.params
         for _ in range(2):
@@ -403,20 +386,20 @@ def test_a_folder_that_went_away_is_not_made_again(tmp_path, monkeypatch):
 
 def test_a_sparse_codec_converges_by_the_default_outer_step():
     """Nesterov's momentum behind error feedback diverges on it."""
-    x = jax.random.normal(jax.random.key(0), (64, 16))
-    y = x @ jnp.linspace(-1.0, 1.0, 16)
+    x = np.random.default_rng(0).standard_normal((64, 16)).astype(np.float32)
+    y = x @ np.linspace(-1, 1, 16, dtype=np.float32)
     exchange = fg.AllGather(fg.chain(fg.TopK(fraction=0.03), fg.LogQuantizer(bits=4)))
     settings = Settings(exchange, sync_every=5)
     train = jax.jit(lambda w: w - 0.02 * jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))(w))
-    with fg.islands.Island(memory(), "a", jnp.zeros(16), settings=settings) as island:
+    with fg.islands.Island(memory(), "a", np.zeros(16, np.float32), settings=settings) as island:
         w = island.params
         for _ in range(500):
             w = island.step(train(w))
-    assert float(jnp.mean((x @ w - y) ** 2)) < 0.05
+    assert np.mean((x @ np.asarray(w) - y) ** 2) < 0.05
 
 
 def test_what_ends_the_thread_reaches_the_program(monkeypatch):
-    with fg.islands.Island(memory(), "a", jnp.zeros(3), settings=QUICK) as island:
+    with fg.islands.Island(memory(), "a", ZEROS, settings=QUICK) as island:
 
         def broken(*_):
             raise OverflowError("timeout value is too large")
@@ -428,12 +411,12 @@ def test_what_ends_the_thread_reaches_the_program(monkeypatch):
 
 
 def test_a_step_takes_the_parameters_of_the_island():
-    params = {"b": jnp.zeros(3), "w": jnp.zeros(3)}
+    params = {"b": ZEROS, "w": ZEROS}
     with fg.islands.Island(memory(), "a", params, settings=QUICK) as island:
         for other in (
-            {"b2": jnp.zeros(3), "w": jnp.zeros(3)},
-            {"b": jnp.zeros(1), "w": jnp.zeros(3)},
-            {"b": jnp.zeros(3), "w": jnp.zeros(3, jnp.bfloat16)},
+            {"b2": ZEROS, "w": ZEROS},
+            {"b": np.zeros(1, np.float32), "w": ZEROS},
+            {"b": ZEROS, "w": np.zeros(3, jnp.bfloat16)},
         ):
             with pytest.raises(ValueError, match=r"must have .*, got .*; pass the parameters of"):
                 island.step(other)
@@ -442,8 +425,8 @@ def test_a_step_takes_the_parameters_of_the_island():
 
 
 def test_who_is_refused_again_and_again_is_told():
-    with fg.islands.Island(memory(), "a", jnp.zeros(3), settings=QUICK) as island:
-        params = jnp.full(3, jnp.nan)
+    with fg.islands.Island(memory(), "a", ZEROS, settings=QUICK) as island:
+        params = np.full(3, np.nan, np.float32)
         for _ in range(3):
             island.step(params)
         assert not island.trouble

@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -156,7 +155,7 @@ def test_directions_are_those_of_the_transpose_where_the_mean_has_two_large_ones
     rng = np.random.default_rng(0)
     left, right = (np.linalg.qr(rng.normal(size=(n, 2)))[0] for n in (12, 40))
     kernel = (left * [3.0, 1.0]) @ right.T
-    grads = {"w": jnp.stack([jnp.asarray(kernel, jnp.float32)] * WORKERS)}
+    grads = {"w": np.stack([kernel.astype(np.float32)] * WORKERS)}
     like = {"w": jax.ShapeDtypeStruct((12, 40), "float32")}
     init, update = train_step(fg.methods.scale_by_dion(rank=2), WORKERS, like=like)
     state = init(zeros(like))
@@ -183,7 +182,7 @@ def test_directions_are_those_of_the_transpose_where_the_mean_has_two_large_ones
 )
 def test_a_shard_of_a_parameter_is_a_matrix_on_its_own(method, check_vma):
     mesh = jax.make_mesh((WORKERS, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2)
-    params, split = {"w": jnp.zeros((24, 40))}, {"w": jax.P(None, "model")}
+    params, split = {"w": np.zeros((24, 40), np.float32)}, {"w": jax.P(None, "model")}
     specs = fg.state_specs(jax.eval_shape(method.init, params), AXIS, split)
     wrap = functools.partial(jax.shard_map, mesh=mesh, check_vma=check_vma)
 
@@ -196,7 +195,7 @@ def test_a_shard_of_a_parameter_is_a_matrix_on_its_own(method, check_vma):
     init, alone = train_step(method, WORKERS, like=half)
     state, halves = fg.init_state(method, params, mesh, AXIS, split), [init(zeros(half))] * 2
     for seed in range(3):
-        grads = jnp.asarray(values((WORKERS, 24, 40), seed))
+        grads = values((WORKERS, 24, 40), seed)
         whole, state = update({"w": grads}, state)
         for i in range(2):
             found, halves[i] = alone({"w": grads[..., 20 * i : 20 * i + 20]}, halves[i])

@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -151,49 +150,54 @@ LOW_RANK = {"acp_sgd", "scale_by_dion", "power_sgd"}
 """Their updates show only the mean of what the workers keep."""
 
 
-def compiled(name):
-    """The shapes of a row's gradients, its `init` and its `update` on all workers."""
+STEPS = 20
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def trained(name, grads):
+    """The updates of a row's method in all steps, and the residuals of low ranks: one program."""
     method = ORACLES[name][0]
     tx = pmean(method) if isinstance(method, fg.Recipe) else method
-    like = {**LIKE, "last": jax.ShapeDtypeStruct((8,), "float32")} if name in EVEN else LIKE
 
-    def update(grads, state):
+    def step(state, own):
         with jax.numpy_dtype_promotion("standard" if name in OWN_ADAM else "strict"):
-            return tx.update(grads, state)
+            updates, state = tx.update(own, state)
+        kept = getattr(state, "pmean", state).memory.worker_rows if name in LOW_RANK else ()
+        return state, (updates, kept)
 
-    mapped = functools.partial(jax.vmap, axis_name=AXIS)
-    return like, jax.jit(mapped(tx.init)), jax.jit(mapped(update))
+    def worker(grads):
+        return jax.lax.scan(step, tx.init(jax.tree.map(lambda g: g[0], grads)), grads)[1]
+
+    return jax.vmap(worker, axis_name=AXIS, in_axes=1, out_axes=1)(grads)
 
 
 @EVERY_CASE
 @pytest.mark.parametrize("name", ORACLES)
 def test_twenty_steps_on_four_workers_are_the_papers(name):
     _, make, tolerance = ORACLES[name]
-    oracle, (like, init, update) = make(), compiled(name)
-    state = init(jax.tree.map(lambda s: np.zeros((4, *s.shape), np.float32), like))
-    for step in range(20):
-        grads = gradients(like, 4, seed=step)
-        got, state = update(grads, state)
-        got, grads = jax.tree.map(np.asarray, (got, grads))
-        rows = [{n: g[w].astype(np.float64) for n, g in grads.items()} for w in range(4)]
+    oracle, like = make(), {**LIKE, "last": LIKE["last"].update(shape=(8 - (name not in EVEN),))}
+    grads = [gradients(like, 4, seed=step) for step in range(STEPS)]
+    found = trained(name, jax.tree.map(lambda *g: np.stack(g), *grads))
+    updates, kept = jax.tree.map(np.asarray, found)
+    for step in range(STEPS):
+        rows = [{n: g[w].astype(np.float64) for n, g in grads[step].items()} for w in range(4)]
         expected = oracle(rows)
         for leaf in LIKE:
-            assert got[leaf].tobytes() == 4 * got[leaf][0].tobytes()
-            one = got[leaf][0]
+            got = updates[leaf][step]
+            assert got.tobytes() == 4 * got[0].tobytes()
             if tolerance:
-                error = np.linalg.norm(one - expected[leaf])
+                error = np.linalg.norm(got[0] - expected[leaf])
                 assert error <= tolerance * np.linalg.norm(expected[leaf]), (step, leaf)
             else:  # signs: of what is not zero up to rounding
                 sure = np.abs(getattr(oracle, "mean", expected)[leaf]) > 1e-5
-                np.testing.assert_array_equal(one[sure], expected[leaf][sure])
+                np.testing.assert_array_equal(got[0][sure], expected[leaf][sure])
         if name in LOW_RANK and step == 9:
-            check_residuals(getattr(state, "pmean", state), oracle.state, tolerance)
+            check_residuals(kept.residual, oracle.state, tolerance)
 
 
-def check_residuals(state, kept, tolerance):
-    residual = state.memory.worker_rows.residual
+def check_residuals(residual, kept, tolerance):
     for leaf in ("conv", "head"):
-        for row, of_worker in zip(np.asarray(residual[leaf])[:, 0], kept, strict=True):
+        for row, of_worker in zip(residual[leaf][9][:, 0], kept, strict=True):
             expected = of_worker[leaf]
             assert np.linalg.norm(row - expected) <= tolerance * np.linalg.norm(expected)
 
@@ -264,10 +268,10 @@ RECOVERED = {"w": jax.ShapeDtypeStruct((200,), "float32")}
 def levels(losses, **bounds):
     """The level after each step, in one program; the last mean, and what it is a mean of."""
     init, run = recovering(**bounds)
-    state = init({"w": jnp.zeros(200)})
+    state = init({"w": np.zeros(200, np.float32)})
     found, grads = [], gradients(RECOVERED, 4)["w"]
     for loss in losses:
-        mean, state = run(grads, state, jnp.full(4, loss))
+        mean, state = run(grads, state, np.full(4, loss, np.float32))
         found.append(int(getattr(state, "inner", state).exchange[0].shared.level))
     assert run._cache_size() == 1
     return found, mean, grads
@@ -277,7 +281,9 @@ def test_recovery_watches_in_a_few_bytes():
     """The loss takes 4 bytes, beside the 12 of the error that the state keeps."""
     init, run = recovering(tolerance=0.1)
     grads = gradients(RECOVERED, 4)["w"]
-    found = fg.audit(run.lower(grads, init({"w": jnp.zeros(200)}), jnp.ones(4)).compile())
+    found = fg.audit(
+        run.lower(grads, init({"w": np.zeros(200, np.float32)}), np.ones(4, np.float32)).compile()
+    )
     assert sum(c.bytes for c in found if c.branch == ()) == 4 + 12
     assert {c.branch for c in found} == {(), (0,), (1,), (2,)}
 

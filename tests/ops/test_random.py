@@ -1,7 +1,6 @@
 """The counter hash: uniform, and independent over positions, keys, steps and workers."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,9 +9,10 @@ from fftgrad.ops import _random
 N = 1 << 18
 
 
-def stream(seed: int, step: int = 0, worker: int = 0) -> np.ndarray:
+@jax.jit
+def stream(seed: int, step: int, worker: int) -> jax.Array:
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), worker)
-    return np.asarray(_random.keyed_bits(key, N))
+    return _random.keyed_bits(key, N)
 
 
 def uniform(bits: np.ndarray) -> np.ndarray:
@@ -21,10 +21,13 @@ def uniform(bits: np.ndarray) -> np.ndarray:
 
 
 STREAMS = {
-    "key": stream(0),
-    "other key": stream(1),
-    "step": stream(0, 1),
-    "worker": stream(0, 0, 1),
+    name: np.asarray(stream(*given))
+    for name, given in {
+        "key": (0, 0, 0),
+        "other key": (1, 0, 0),
+        "step": (0, 1, 0),
+        "worker": (0, 0, 1),
+    }.items()
 }
 
 
@@ -65,16 +68,16 @@ def test_streams_do_not_correlate_at_any_small_shift():
 
 
 def test_seeds_that_are_close_give_streams_that_are_not():
-    base = np.asarray(_random.bits(jnp.uint32(5), jnp.uint32(9), N))
+    bits = jax.jit(_random.bits, static_argnums=2)
+    base = np.asarray(bits(np.uint32(5), np.uint32(9), N))
     for first, second in ((6, 9), (5, 10), (6, 10), (4, 8)):
-        other = np.asarray(_random.bits(jnp.uint32(first), jnp.uint32(second), N))
+        other = np.asarray(bits(np.uint32(first), np.uint32(second), N))
         assert np.mean(base == other) <= 5 / N
         assert abs(np.mean(np.bitwise_count(base ^ other)) - 16) <= 5 * np.sqrt(8 / N)
 
 
 def test_a_flipped_bit_of_the_counter_flips_half_of_the_result():
-    base = np.arange(1 << 12, dtype=np.uint32)
+    base, mix = np.arange(1 << 12, dtype=np.uint32), jax.jit(_random._mix)
     for bit in range(32):
-        a = np.asarray(_random._mix(jnp.asarray(base)))
-        b = np.asarray(_random._mix(jnp.asarray(base ^ np.uint32(1 << bit))))
+        a, b = (np.asarray(mix(x)) for x in (base, base ^ np.uint32(1 << bit)))
         assert 14 < np.mean(np.bitwise_count(a ^ b)) < 18

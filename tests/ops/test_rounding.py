@@ -9,6 +9,7 @@ from cases import values
 from fftgrad.ops import _rounding
 
 BITS = 1 << 16
+rounded = jax.jit(_rounding.rounded, static_argnums=1)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-5, 3e-8, 1e-30, 1e4, 1e36])
@@ -17,7 +18,7 @@ def test_it_is_what_a_cast_keeps(dtype, scale):
     x = (values((5_000,), seed=3) * scale).astype(np.float32)
     with np.errstate(over="ignore"):
         wanted = x.astype(jnp.dtype(dtype)).astype(np.float32)
-    found = jax.jit(_rounding.rounded, static_argnums=1)(jnp.asarray(x), dtype)
+    found = rounded(x, dtype)
     np.testing.assert_array_equal(found, wanted)
 
 
@@ -28,7 +29,7 @@ def test_edges(dtype):
     x = np.float32(
         [0.0, 1 + half, 1 + 3 * half, -1 - half, info.max, -info.max, info.tiny, np.nan, np.inf]
     )
-    found = np.asarray(_rounding.rounded(jnp.asarray(x), dtype))
+    found = np.asarray(rounded(x, dtype))
     np.testing.assert_array_equal(found, x.astype(jnp.dtype(dtype)).astype(np.float32))
 
 
@@ -36,7 +37,7 @@ def test_edges(dtype):
 def test_by_chance_it_is_right_on_average(scale):
     """Of all 2**16 draws exactly as many go up as the value is above the lower neighbour."""
     x = (values((200,), seed=3) * scale).astype(np.float32)
-    draws = jnp.arange(BITS, dtype=jnp.uint32) << 16
+    draws = np.arange(BITS, dtype=np.uint32) << 16
     round_all = jax.jit(jax.vmap(lambda d: _rounding.to_bfloat16(x, jnp.full(x.shape, d))))
     found = np.asarray(round_all(draws), np.float64)
     np.testing.assert_allclose(found.mean(0), x.astype(np.float64), rtol=1e-12)
@@ -49,8 +50,8 @@ def test_by_chance_at_the_edges(draw):
     top = float(jnp.finfo(jnp.bfloat16).max)
     x = np.float32([0.0, -0.0, 1.0, -3.5, top, -top, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan])
     hidden = np.uint32([0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF]).view(np.float32)
-    draws = jnp.full(x.size + 3, draw, jnp.uint32)
-    found = _rounding.to_bfloat16(jnp.asarray(np.concatenate([x, hidden])), draws)
+    draws = np.full(x.size + 3, draw, np.uint32)
+    found = jax.jit(_rounding.to_bfloat16)(np.concatenate([x, hidden]), draws)
     wanted = np.concatenate([np.clip(x[:8], -top, top), x[8:], [np.nan] * 3])
     np.testing.assert_array_equal(np.asarray(found, np.float64), wanted)
     assert np.signbit(np.asarray(found, np.float32)[1])

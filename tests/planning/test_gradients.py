@@ -96,20 +96,21 @@ def test_signal_and_noise_are_those_that_were_added():
     assert says(same, "LeaderTopK", "pays", "100%")
 
 
-def test_dense_gradients_want_few_bits_and_sparse_ones_a_selector():
-    for gradient, dense in ((WHITE[:4096], True), (HEAVY[:4096], False)):
-        found = fg.planning.analyze({"w": gradient}, ratios=(28,))
-        assert [rate.error for rate in found.rates] == sorted(rate.error for rate in found.rates)
-        assert {rate.is_dense for rate in found.rates} == {True, False}
-        best = found.rates[0]
-        assert best.is_dense == dense
-        assert says(found, f"{best.codec!r} loses least")
-        assert best.bits <= 32 / 28 * 1.02
-        step = fg.Step.of(0)
-        payload = messages.compress(best.codec, gradient, step=step)
-        back = messages.decompress(best.codec, payload, gradient, step=step)
-        error = np.linalg.norm(back - gradient) / np.linalg.norm(gradient)
-        assert best.error == pytest.approx(error, abs=0.01)
+@pytest.mark.parametrize("dense", [True, False])
+def test_dense_gradients_want_few_bits_and_sparse_ones_a_selector(dense):
+    gradient = (WHITE if dense else HEAVY)[:4096]
+    found = fg.planning.analyze({"w": gradient}, ratios=(28,))
+    assert [rate.error for rate in found.rates] == sorted(rate.error for rate in found.rates)
+    assert {rate.is_dense for rate in found.rates} == {True, False}
+    best = found.rates[0]
+    assert best.is_dense == dense
+    assert says(found, f"{best.codec!r} loses least")
+    assert best.bits <= 32 / 28 * 1.02
+    step = fg.Step.of(0)
+    payload = messages.compress(best.codec, gradient, step=step)
+    back = messages.decompress(best.codec, payload, gradient, step=step)
+    error = np.linalg.norm(back - gradient) / np.linalg.norm(gradient)
+    assert best.error == pytest.approx(error, abs=0.01)
 
 
 def test_a_transform_is_for_neighbors_that_are_alike():
@@ -206,10 +207,8 @@ def test_nothing_in_a_file_is_run(tmp_path):
         (lambda: plain({}), ValueError, "or none"),
         (lambda: plain(0 * WHITE), ValueError, "not all zero"),
         (lambda: plain(of_workers(WHITE, WHITE * np.inf)), ValueError, "must be finite"),
-        (lambda: plain({"w": np.arange(5)}), TypeError, r"\['w'\]"),
         (lambda: plain(fg.planning.GradientLog({})), ValueError, "or none"),
         (lambda: plain(of_workers(WHITE, WHITE[:9])), ValueError, "of one model"),
-        (lambda: fg.planning.load_gradients("nowhere.npz"), FileNotFoundError, "nowhere"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")

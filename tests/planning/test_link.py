@@ -149,30 +149,18 @@ def test_times(text, value):
     [
         (lambda: fg.planning.Link("fast"), ValueError, "use '1gbit'"),
         (lambda: fg.planning.Link("1gbit", "100"), ValueError, "use '300ms'"),
-        (lambda: fg.planning.Link("1 g"), ValueError, "use '1gbit'"),
-        (lambda: fg.planning.Link(0.0), ValueError, "positive and finite"),
         *(
             (lambda text=text: fg.planning.Link(text), ValueError, "in bit/s or B/s, got")
             for text in ("1gb", "1GB", "100mb", "8b", "1e9", "-1gbit")  # bits or bytes?
         ),
-        (lambda: fg.planning.Link("1Gbyte"), ValueError, "got '1Gbyte'; use"),
-        (lambda: fg.planning.Link("0bit"), ValueError, "positive and finite"),
-        (lambda: fg.planning.Link(math.inf), ValueError, "positive and finite"),
         (lambda: fg.planning.Link(math.nan), ValueError, "positive and finite"),
         (lambda: fg.planning.Link("1gbit", -1.0), ValueError, "not negative"),
         (lambda: fg.planning.Link(None), TypeError, "a number or a text"),
-        (lambda: fg.planning.Link(True), TypeError, "a number or a text"),
     ],
 )
 def test_mistakes(make, error, remedy):
     with pytest.raises(error, match=remedy):
         make()
-
-
-def test_a_link_is_a_value():
-    assert fg.planning.Link("1gbit", "100us") == fg.planning.Link(1.25e8, 1e-4)
-    assert repr(fg.planning.Link("1gbit", "100us")) == "Link(bandwidth=125000000.0, latency=0.0001)"
-    assert len({fg.planning.Link("1gbit"), fg.planning.Link(1.25e8)}) == 1
 
 
 @pytest.mark.processes

@@ -4,7 +4,6 @@ import typing
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 import fftgrad as fg
@@ -65,24 +64,6 @@ def test_the_steps_of_the_default_rows_are_those_that_were_seen_or_of_their_clas
         assert (rows[name].to_loss, rows[name].loss) == (steps, seen.kind)
 
 
-def test_who_trained_with_an_optimizer_of_its_own():
-    rows = {row.name: row.optimizer for row in _candidates.candidates(LIKE, 4)}
-    for name in ("dense float32", "QSGD 4 bits", "2 bits, two stages", "4 local steps, signs"):
-        assert rows[name] is None, name
-    lacks = dict.fromkeys(("signs, two stages", "top-k 4 %, 4 bits", "ACP-SGD rank 4"), 0.0)
-    for name, nu in (lacks | {"PowerSGD rank 4": 0.7}).items():
-        assert rows[name].func is fg.optimizers.feedback_adam, name
-        assert rows[name].keywords == {"nu": nu}, name
-    for name in ("two stages 25x, Muon", "eigenbasis 50x, Muon", "PowerSGD 4, Muon with a lead"):
-        own = rows[name]
-        assert (own.func, own.keywords) == (fg.optimizers.feedback_muon, {"lead": 0.3})
-    own = rows["4 local steps of Muon, 25x"]
-    assert (own.func, own.keywords) == (
-        optax.contrib.muon,
-        {"consistent_rms": 0.2, "adam_b2": 0.99},
-    )
-
-
 def test_a_row_that_loses_over_slow_links_says_so():
     """In a ring a gather has half the rounds of a sum, and so wins where bytes cost nothing."""
     row = fg.planning.Candidate("gather", fg.AllGather(fg.UniformQuantizer(bits=4)))
@@ -138,8 +119,10 @@ def test_what_a_plan_recommends_is_never_slower_than_dense(workers):
         assert found.compress != found.best.is_dense
 
 
-def test_a_loss_is_one_to_check_beyond_twice_the_ratio_it_was_measured_with():
-    name = "PowerSGD 4, Muon with a lead"
+def test_a_loss_is_one_to_check_beyond_twice_the_ratio_it_was_measured_with(monkeypatch):
+    name, usual = "PowerSGD 4, Muon with a lead", _candidates.candidates
+    few = lambda *given: [row for row in usual(*given) if row.dense or row.name == name]  # noqa: E731
+    monkeypatch.setattr(_plan, "candidates", few)
     for side, loss in ((64, "close"), (4096, "check")):
         like = {"w": jax.ShapeDtypeStruct((side, side), "float32")}
         plan = fg.planning.plan(like, step="1s", link="1mbit", workers=4, device="h100")

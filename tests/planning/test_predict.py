@@ -182,7 +182,7 @@ def predicted(tx, every=1, step=0.0, **options):
         "timing": fg.planning.Timing(0.0, 0.0),
     }
     return fg.planning.predict_step(
-        tx, jnp.zeros((8, 1000)), step=step, every=every, **known | options
+        tx, np.zeros((8, 1000), np.float32), step=step, every=every, **known | options
     )
 
 
@@ -217,17 +217,6 @@ def test_what_is_sent_in_a_loop_or_in_some_meetings_is_not_predicted():
     tx = fg.compressed_pmean(warm, axis_name="data")
     with pytest.raises(ValueError, match=r"predict_step\(tx\): must send the same"):
         predicted(tx)
-
-
-def test_counts_are_positive():
-    tx = local_steps(1)
-    for options in ({"every": 0}, {"buckets": 0}):
-        with pytest.raises(ValueError, match=r"predict_step\(.*at least 1, got 0"):
-            predicted(tx, **options)
-    with pytest.raises(ValueError, match=r"time_exchange\(every\)"):
-        fg.planning.time_exchange(tx, LIKE, {"data": 2}, every=0)
-    with pytest.raises(ValueError, match="use 'fastest'"):
-        predicted(tx, algorithm="rings")
 
 
 def test_local_steps_are_timed_until_they_meet(monkeypatch):

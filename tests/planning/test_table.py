@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fftgrad as fg
-from fftgrad.planning import _commands, _devices, _plan, _predict, _timing
+from fftgrad.planning import _candidates, _commands, _devices, _plan, _predict, _timing
 from fftgrad.planning._predict import Groups
 from fftgrad.planning._text import parse_count
 
@@ -27,6 +27,9 @@ def squares(values):
 
 @pytest.fixture
 def untimed(monkeypatch):
+    """A plan has few rows, and times none."""
+    usual = _candidates.candidates
+    monkeypatch.setattr(_plan, "candidates", lambda *given: usual(*given)[::4])
     monkeypatch.setattr(_timing, "time_exchange", lambda *_, **__: pytest.fail("it was timed"))
 
 
@@ -145,8 +148,6 @@ def test_figures_of_another_host_are_measured_again_and_both_say_so(monkeypatch)
 def test_a_plan_for_an_accelerator_is_made_without_it(monkeypatch, device, model):
     monkeypatch.setattr(_devices, "measured", lambda: pytest.fail("this machine was measured"))
     like = _commands.model(model)
-    rows = fg.planning.candidates(like, 16)[::4]
-    monkeypatch.setattr(_plan, "candidates", lambda *_: rows)
     known = {"step": "1s", "link": LINK, "workers": 16, "device": device}
     found = fg.planning.plan(like, **known)
     assert found == fg.planning.plan(like, **known)
