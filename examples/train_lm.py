@@ -359,10 +359,10 @@ def assess(
 
 def table(runs: list[Run], trainer: Trainer) -> Table:
     """One row for each run that has begun."""
-    columns = ("", "held-out\nloss", "bytes\na step", "over the\nlink", "fewer", "relative\nerror")
-    out = Table(*columns, "ms\na step", "exchange\nms", box=box.SIMPLE_HEAD, padding=0)
+    columns = ("", "held-out\nloss", "bytes\na step", "fewer", "relative\nerror", "ms\na step")
+    out = Table(*columns, "exchange\nms", box=box.SIMPLE_HEAD, padding=0)
     workers = trainer.mesh.size
-    out.title = f"{workers} workers; bytes of each, fewer than a ring all-reduce in float32 sends"
+    out.title = f"{workers} workers; bytes over the link of each, fewer than with a float32 ring"
     dense = fg.link_bytes(fg.AllReduce(), trainer.params, workers)
     for column in out.columns:
         column.justify, column.no_wrap = "right", True
@@ -372,7 +372,6 @@ def table(runs: list[Run], trainer: Trainer) -> Table:
             out.add_row(
                 run.name,
                 f"{run.held_out:.4f}",
-                f"{run.sent:,}",
                 f"{run.link:,.0f}",
                 f"{dense / max(run.link, 1):.1f}x",
                 f"{run.error:.3f}",
