@@ -18,7 +18,7 @@ from fftgrad._contracts import (
     State,
     Stats,
 )
-from fftgrad._values import check_choice
+from fftgrad._values import check_choice, check_type
 from fftgrad.exchanges import _bucketing
 from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.exchanges._recipe import Recipe, recipe_of
@@ -195,11 +195,9 @@ def compressed_pmean(
 
     def inside(state: Any) -> tuple[PyTree, tuple[State, ...], PyTree]:
         """Return the state of one worker: of the memory, of the exchange, and the error."""
-        if not hasattr(state, "memory") or not hasattr(state, "exchange"):
-            raise TypeError(
-                "compressed_pmean(state): must be a CompressedPmeanState, got "
-                f"{type(state).__name__}; start from fg.init_state(tx, params, mesh, axis_name)."
-            )
+        is_ours = hasattr(state, "memory") and hasattr(state, "exchange")
+        rule, remedy = "be a CompressedPmeanState", "start from fg.init_state(tx, params, ...)."
+        check_type(is_ours, "compressed_pmean(state)", rule, type(state).__name__, remedy)
         own = drop_worker_axis(state.memory)
         return own, tuple(map(drop_rows, state.exchange)), state.error
 
@@ -209,8 +207,7 @@ def compressed_pmean(
         wanted = jax.eval_shape(lambda leaves: inside(init(leaves)), updates)
         check_local(updates, axis_name)
         check_replicated(params, axis_name)
-        found = inside(state)
-        if len(found[1]) != len(wanted[1]) or _shapes(found) != _shapes(wanted):
+        if _shapes(inside(state)) != _shapes(wanted):
             raise ValueError(
                 f"compressed_pmean(state): must be made for these gradients, {exchange!r}, "
                 f"{memory!r} and {bucketing!r}, got arrays of other shapes; start from "
@@ -272,8 +269,9 @@ def _row(*states: PyTree) -> PyTree:
     return add_worker_axis(jnp.zeros((), jnp.int32)) if own else ()
 
 
-def _shapes(tree: PyTree) -> list[Any]:
-    return [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree)]
+def _shapes(state: tuple[PyTree, tuple[State, ...], PyTree]) -> tuple[int, list[Any]]:
+    leaves = jax.tree.leaves(state)
+    return len(state[1]), [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
 
 
 def travel(
