@@ -117,11 +117,6 @@ def all_gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
     return lax.all_gather(x, axis_name)
 
 
-def all_to_all(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """Send row i of x[w, ...] to worker i, and stack the received rows in worker order."""
-    return lax.all_to_all(x, axis_name, 0, 0)
-
-
 def permute(x: jax.Array, axis_name: AxisName, sources: tuple[int, ...]) -> jax.Array:
     """Send the value of worker sources[i] to worker i, for every i."""
     pairs = [(source, i) for i, source in enumerate(sources)]

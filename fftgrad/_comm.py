@@ -74,9 +74,10 @@ class Stats(NamedTuple):
     def of_all(cls, stats: "Sequence[Stats]") -> "Stats":
         """Combine the stats of several exchanges in one step."""
         every = [jnp.asarray(one.finite) for one in stats]
+        overflow = functools.reduce(_count.add, [one.overflow for one in stats], 0)
         return cls(
             finite=jnp.all(jnp.stack(every)) if every else jnp.ones((), bool),
-            overflow=_sum([one.overflow for one in stats]),
+            overflow=jnp.asarray(overflow, jnp.int32),
         )
 
 
@@ -232,7 +233,7 @@ class Comm:
 
     def all_to_all(self, rows: jax.Array) -> jax.Array:
         """Send row i of w to worker i, and stack the rows received from all workers."""
-        return _axes.all_to_all(rows, self.axis_name)
+        return lax.all_to_all(rows, self.axis_name, 0, 0)
 
 
 def _pack(
@@ -251,7 +252,3 @@ def _unpack(buffers: jax.Array, like: PyTree) -> tuple[Any, Stats]:
         finite=jnp.all(jnp.asarray(headers.finite)),
         overflow=_count.total(jnp.asarray(headers.overflow)),
     )
-
-
-def _sum(counts: list[jax.Array | int]) -> jax.Array:
-    return jnp.asarray(functools.reduce(_count.add, counts, 0), jnp.int32)

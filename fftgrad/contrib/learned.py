@@ -265,7 +265,7 @@ class LearnedCodes(Exchange):
     def wire_bytes(self, like: PyTree) -> int:
         if self.until:
             phases = (self.at(0), self.at(self.until))
-            return _schedule.common_bytes("LearnedCodes", phases, like)
+            return _schedule.common("wire_bytes", self, [p.wire_bytes(like) for p in phases])
         likes = _parts.vector_likes(like)
         codec = self._codec(like, likes)
         if not _chosen(codec):
@@ -287,8 +287,8 @@ class LearnedCodes(Exchange):
 
     def link_bytes(self, like: PyTree, workers: int) -> float:
         if self.until:
-            phases = (self.at(0), self.at(self.until))
-            return _schedule.common_link_bytes("LearnedCodes", phases, like, workers)
+            sizes = [p.link_bytes(like, workers) for p in (self.at(0), self.at(self.until))]
+            return _schedule.common("link_bytes", self, sizes)
         return super().link_bytes(like, workers)
 
     def _codec(self, like: PyTree, likes: Likes) -> Parts:

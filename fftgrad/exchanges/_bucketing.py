@@ -22,9 +22,7 @@ BUCKET_LIMIT = 2**30
 """Most values in a bucket: positions are int32, and cuFFT's limit is 4 GiB per transform."""
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=["name", "piece"]
-)
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=["name"])
 @dataclasses.dataclass(frozen=True)
 class Part:
     """Vector that is compressed on its own: a group of leaves, or a piece of a long one.
@@ -32,12 +30,10 @@ class Part:
     Attributes:
       name: name of the group: "model", a leaf's path, or a name returned by the scope.
       value: float32 array. A single leaf keeps its shape; several leaves become one vector.
-      piece: number of the piece, if the group is cut.
     """
 
     name: str
     value: Any
-    piece: int = 0
 
 
 Bucket: TypeAlias = tuple[Part, ...]
@@ -164,14 +160,12 @@ def to_buckets(tree: PyTree, bucketing: Bucketing) -> tuple[list[Bucket], Join]:
 
 
 def _join(by_name: dict[str, list[Member]], structure: Any, buckets: list[Bucket]) -> PyTree:
-    pieces: dict[str, list[Part]] = {}
-    for part in (part for bucket in buckets for part in bucket):
-        pieces.setdefault(part.name, []).append(part)
+    pieces: dict[str, list[jax.Array]] = {}  # of each part, in the order of the buckets
+    for part in itertools.chain(*buckets):
+        pieces.setdefault(part.name, []).append(part.value.ravel())
     out: list[Any] = [None] * structure.num_leaves
     for name, members in by_name.items():
-        own = sorted(pieces.get(name, []), key=lambda part: part.piece)
-        vectors = [part.value.ravel() for part in own]
-        leaves = _uncut(vectors, [member.leaf for member in members])
+        leaves = _uncut(pieces.get(name, []), [member.leaf for member in members])
         for member, leaf in zip(members, leaves, strict=True):
             out[member.number] = leaf
     return jax.tree.unflatten(structure, out)
@@ -209,8 +203,7 @@ def _pieces(name: str, leaves: list[jax.Array], bucketing: Bucketing) -> list[Pa
     if len(leaves) == 1 and total <= limit:
         return [Part(name, leaves[0].astype(jnp.float32))]
     # All pieces but the last have equal length.
-    vectors = _cut(leaves, -(-total // -(-total // limit)))
-    return [Part(name, vector, piece) for piece, vector in enumerate(vectors)]
+    return [Part(name, vector) for vector in _cut(leaves, -(-total // -(-total // limit)))]
 
 
 def _cut(leaves: list[jax.Array], size: int) -> list[jax.Array]:

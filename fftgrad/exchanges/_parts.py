@@ -183,33 +183,20 @@ class Parts:
         `shards` are small.
         """
         leaves = jax.tree.leaves(payloads)
-        workers = leaves[0].shape[0] if leaves else 1
+        scale = 1.0 / (leaves[0].shape[0] if leaves else 1) if shares is None else shares
         linear, rest = self.split_for_sum(likes)
         coefficients = tuple(payload.main for payload in linear.payload_spec(likes))
         starts = tuple(jnp.broadcast_to(start.astype(c.dtype), c.shape) for c in coefficients)
         # The summable prefix has no side parts, so the leaves are the same.
         inner = jax.tree.unflatten(jax.tree.structure(rest.payload_spec(coefficients)), leaves)
-        scale = 1.0 / workers if shares is None else shares
-        totals = rest.add_each(starts, inner, scale, step, shards)
-        return linear.undo_linear(totals, likes, step)
-
-    def add_each(
-        self,
-        totals: Vectors,
-        payloads: Payloads,
-        scale: jax.Array | float,
-        step: Step,
-        shards: bool = False,
-    ) -> Vectors:
-        """Return `totals` + Σ scale · decoded payload, over many workers, in order."""
 
         def one(codec: Codec, row: Any) -> jax.Array:
             number, total, stacked = row
-            return _sum.add_each(
-                codec, total, stacked, scale, own_step(step, number), shards=shards
-            )
+            own = own_step(step, number)
+            return _sum.add_each(codec, total, stacked, scale, own, shards=shards)
 
-        return tuple(self._each(one, step, (), totals, payloads))
+        totals = tuple(rest._each(one, step, (), starts, inner))
+        return linear.undo_linear(totals, likes, step)
 
     def undo_linear(self, totals: Vectors, likes: Likes, step: Step) -> Vectors:
         """Decode sums of the main parts of linear codecs."""

@@ -9,13 +9,47 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import Averaged, Comm, Exchange, PyTree, Scope, State, Stats, Step
+from fftgrad._contracts import Averaged, Comm, Exchange, PyTree, Scope, State, Stats
 from fftgrad._values import check, check_count, check_type, plain, value
 from fftgrad.exchanges._recipe import check_exchange
 
 
+class Several(Exchange):
+    """Exchange: one of several, which are compiled into one program; `lax.switch` runs one."""
+
+    exchanges: tuple[Exchange, ...]
+
+    @property
+    def scope(self) -> Scope | None:
+        scopes: list[Scope] = [e.scope for e in self.exchanges if e.scope is not None]
+        same = all(scope == scopes[0] for scope in scopes)
+        argument = f"{type(self).__name__}(exchanges)"
+        check(same, argument, "have one scope", scopes, "choose one, as Bucketing(scope='leaf').")
+        return scopes[0] if scopes else None
+
+    def init(self, like: PyTree) -> State:
+        return join([exchange.init(like) for exchange in self.exchanges])
+
+    def wire_bytes(self, like: PyTree) -> int:
+        return common("wire_bytes", self, [e.wire_bytes(like) for e in self.exchanges])
+
+    def link_bytes(self, like: PyTree, workers: int) -> float:
+        return common("link_bytes", self, [e.link_bytes(like, workers) for e in self.exchanges])
+
+
+_Size = TypeVar("_Size", int, float)
+
+
+def common(asked: str, owner: Exchange, sizes: Sequence[_Size]) -> _Size:
+    """Return the bytes of all exchanges of `owner`, which must be equal."""
+    found, remedy = sorted(set(sizes)), "ask for those of exchange.at(step)."
+    argument = f"{asked}({type(owner).__name__})"
+    check(len(found) == 1, argument, "be equal in all steps", found, remedy)
+    return sizes[0]
+
+
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
-class Scheduled(Exchange):
+class Scheduled(Several):
     """Exchange: another exchange from each given step on.
 
     All exchanges are compiled into one program, and `lax.switch` runs one. So a boundary does not
@@ -41,7 +75,8 @@ class Scheduled(Exchange):
       (AllReduce(), AllGather(codec=TopK(fraction=0.01)))
     """
 
-    schedule: tuple[tuple[int, Exchange], ...]
+    starts: tuple[int, ...]
+    exchanges: tuple[Exchange, ...]
 
     def __init__(self, schedule: Mapping[int, Exchange]) -> None:
         argument, remedy = "Scheduled(schedule)", "use {0: AllReduce(), 500: exchange}."
@@ -52,42 +87,20 @@ class Scheduled(Exchange):
             check_count("Scheduled(step)", step, remedy, least=0)
             check_exchange(f"{argument[:-1]}[{step}])", exchange)
         check(0 in pairs, argument, "have 0 as its first step", sorted(pairs), remedy)
-        object.__setattr__(self, "schedule", tuple(sorted(pairs.items(), key=lambda p: p[0])))
+        object.__setattr__(self, "starts", tuple(sorted(pairs)))
+        object.__setattr__(self, "exchanges", tuple(pairs[start] for start in self.starts))
 
     def __repr__(self) -> str:
-        return f"Scheduled({dict(self.schedule)!r})"
+        return f"Scheduled({dict(zip(self.starts, self.exchanges, strict=True))!r})"
 
     def at(self, step: int) -> Exchange:
         """Return the exchange that runs at a step."""
-        return [exchange for start, exchange in self.schedule if start <= step][-1]
-
-    @property
-    def scope(self) -> Scope | None:
-        return common_scope("Scheduled", self.exchanges)
-
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        """All exchanges in order."""
-        return tuple(exchange for _, exchange in self.schedule)
-
-    def init(self, like: PyTree) -> State:
-        return join([exchange.init(like) for exchange in self.exchanges])
+        return self.exchanges[sum(start <= step for start in self.starts) - 1]
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
-        return switch(self._running(comm.step), self.exchanges, x, state, comm)
-
-    def wire_bytes(self, like: PyTree) -> int:
-        return common_bytes("Scheduled", self.exchanges, like)
-
-    def link_bytes(self, like: PyTree, workers: int) -> float:
-        return common_link_bytes("Scheduled", self.exchanges, like, workers)
-
-    def _running(self, step: Step) -> jax.Array:
-        starts = jnp.asarray([start for start, _ in self.schedule[1:]], jnp.int32)
-        return jnp.sum((step.number >= starts).astype(jnp.int32))
-
-
-_Size = TypeVar("_Size", int, float)
+        later = jnp.asarray(self.starts[1:], jnp.int32)
+        index = jnp.sum((comm.step.number >= later).astype(jnp.int32))
+        return switch(index, self.exchanges, x, state, comm)
 
 
 def switch(
@@ -122,34 +135,6 @@ def join(states: Sequence[State]) -> State:
     return State(*zip(*states, strict=True))
 
 
-def common_scope(owner: str, exchanges: Sequence[Exchange]) -> Scope | None:
-    """Return the scope that all exchanges share."""
-    scopes: list[Scope] = [exchange.scope for exchange in exchanges if exchange.scope is not None]
-    same = all(scope == scopes[0] for scope in scopes)
-    remedy = "choose one, as Bucketing(scope='leaf')."
-    check(same, f"{owner}(exchanges)", "have one scope", scopes, remedy)
-    return scopes[0] if scopes else None
-
-
-def common_bytes(owner: str, exchanges: Sequence[Exchange], like: PyTree) -> int:
-    """Return the wire bytes of all exchanges, which must be equal."""
-    return _common("wire_bytes", owner, [exchange.wire_bytes(like) for exchange in exchanges])
-
-
-def common_link_bytes(
-    owner: str, exchanges: Sequence[Exchange], like: PyTree, workers: int
-) -> float:
-    """Return the link bytes of all exchanges, which must be equal."""
-    sizes = [exchange.link_bytes(like, workers) for exchange in exchanges]
-    return _common("link_bytes", owner, sizes)
-
-
-def _common(asked: str, owner: str, sizes: Sequence[_Size]) -> _Size:
-    found, remedy = sorted(set(sizes)), "ask for those of exchange.at(step)."
-    check(len(found) == 1, f"{asked}({owner})", "be equal in all steps", found, remedy)
-    return sizes[0]
-
-
 class LadderState(NamedTuple):
     """Shared state of `Ladder`.
 
@@ -163,7 +148,7 @@ class LadderState(NamedTuple):
 
 
 @value
-class Ladder(Exchange):
+class Ladder(Several):
     """Exchange: the first of several, until the caller moves to the next, milder one.
 
     The exchanges are compiled into one program and `lax.switch` runs one. So a change does not
@@ -206,12 +191,8 @@ class Ladder(Exchange):
         """Return the exchange of a level."""
         return self.exchanges[level]
 
-    @property
-    def scope(self) -> Scope | None:
-        return common_scope("Ladder", self.exchanges)
-
     def init(self, like: PyTree) -> State:
-        every = join([exchange.init(like) for exchange in self.exchanges])
+        every = super().init(like)
         return every._replace(shared=LadderState(jnp.zeros((), jnp.int32), every.shared))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
@@ -220,12 +201,6 @@ class Ladder(Exchange):
         out = switch(level, self.exchanges, x, every, comm)
         shared = LadderState(level, out.state.shared)
         return out._replace(state=out.state._replace(shared=shared))
-
-    def wire_bytes(self, like: PyTree) -> int:
-        return common_bytes("Ladder", self.exchanges, like)
-
-    def link_bytes(self, like: PyTree, workers: int) -> float:
-        return common_link_bytes("Ladder", self.exchanges, like, workers)
 
 
 def next_level(state: PyTree, when: jax.Array | bool = True) -> Any:

@@ -9,6 +9,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
+from fftgrad._values import check
 from fftgrad.training._state import has_ours, state_specs
 
 
@@ -62,9 +63,9 @@ def data_parallel(
 
     Raises:
       ValueError: if the mesh lacks the axis; while tracing, if no argument holds the state of
-        `compressed_pmean`, the state lacks a row for each worker, the workers do not divide the
-        batch, or `step` returns less than it carries. JAX refuses results that differ between the
-        workers.
+        `compressed_pmean`, the state lacks a row for each worker, or `step` returns less than it
+        carries. JAX refuses a batch that the workers do not divide, and results that differ
+        between the workers.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.AllReduce(), axis_name="data")
@@ -87,8 +88,9 @@ def data_parallel(
         count = next((i for i, arg in enumerate(args, 1) if has_ours(arg)), len(args))
         carried, batch = args[:count], args[count:]
         specs = state_specs(carried, axis_name, param_specs)
-        _check_rows(carried, specs, mesh, axis_name, own_row=True)
-        _check_rows(args, (*specs, *jax.tree.map(lambda _: rows, batch)), mesh, axis_name)
+        _check_rows(carried, specs, mesh, axis_name)
+        scalars, remedy = _scalars(batch), "pass arrays that are not split before the state."
+        check(not scalars, "data_parallel(batch)", "have rows for the workers", scalars, remedy)
 
         @functools.wraps(step)
         def worker(carried: tuple[Any, ...], batch: tuple[Any, ...]) -> Any:
@@ -115,29 +117,24 @@ def data_parallel(
     return jax.jit(functools.wraps(step)(run), donate_argnums=donate_argnums)
 
 
-def _check_rows(
-    args: PyTree, specs: PyTree, mesh: Mesh, axis_name: AxisName, own_row: bool = False
-) -> None:
-    """Refuse rows that the workers do not divide evenly; with `own_row`, other than one each.
+def _scalars(batch: PyTree) -> list[Any]:
+    """List the leaves without rows, for which JAX raises a bare assertion on Explicit axes."""
+    return [leaf for leaf in jax.tree.leaves(batch) if not leaf.ndim]
 
-    Other rows of what is carried belong to another number of workers, and a step reads the first.
-    """
-    leaves = jax.tree.leaves_with_path(args)
+
+def _check_rows(carried: PyTree, specs: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
+    """Refuse rows of another number of workers, of which a step would read the first."""
+    leaves = jax.tree.leaves_with_path(carried)
     specs = jax.tree.leaves(specs, is_leaf=lambda node: isinstance(node, PartitionSpec))
     for (path, leaf), spec in zip(leaves, specs, strict=True):
-        own = not set(_axes.names(axis_name)).isdisjoint(_axes.named(spec))
-        if not own:
+        if set(_axes.names(axis_name)).isdisjoint(_axes.named(spec)):
             continue
         workers = _axes.mesh_size(mesh, spec[0])
-        if own_row and leaf.shape[:1] != (workers,):
-            raise ValueError(
-                f"data_parallel(arguments{jax.tree_util.keystr(path)}): must have one row for each "
-                f"of {workers} workers, got {leaf.shape}; use fg.init_state(tx, params, mesh, "
-                "axis_name), or fg.checkpoint.reshard_state from another number of workers."
-            )
-        if not leaf.ndim or leaf.shape[0] % workers:
-            raise ValueError(
-                f"data_parallel(arguments{jax.tree_util.keystr(path)}): must have rows that the "
-                f"workers of {axis_name!r} divide evenly, got {leaf.shape}; use fg.init_state(tx, "
-                "params, mesh, axis_name), and pass arrays that are not split before the state."
-            )
+        check(
+            leaf.shape[:1] == (workers,),
+            f"data_parallel(arguments{jax.tree_util.keystr(path)})",
+            f"have one row for each of {workers} workers",
+            leaf.shape,
+            "use fg.init_state(tx, params, mesh, axis_name), or fg.checkpoint.reshard_state from "
+            "another number of workers.",
+        )

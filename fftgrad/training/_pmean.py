@@ -1,7 +1,5 @@
 """The compressed mean of gradients over an axis, as an optax transformation."""
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -19,11 +17,10 @@ from fftgrad._contracts import (
     PyTree,
     State,
     Stats,
-    Step,
 )
-from fftgrad._values import check_choice
+from fftgrad._values import check_choice, check_type
 from fftgrad.exchanges import _bucketing
-from fftgrad.exchanges._bucketing import Bucket, Bucketing, Part
+from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.exchanges._recipe import Recipe, recipe_of
 from fftgrad.exchanges._shards import (
     PerWorker,
@@ -198,11 +195,9 @@ def compressed_pmean(
 
     def inside(state: Any) -> tuple[PyTree, tuple[State, ...], PyTree]:
         """Return the state of one worker: of the memory, of the exchange, and the error."""
-        if not hasattr(state, "memory") or not hasattr(state, "exchange"):
-            raise TypeError(
-                "compressed_pmean(state): must be a CompressedPmeanState, got "
-                f"{type(state).__name__}; start from fg.init_state(tx, params, mesh, axis_name)."
-            )
+        is_ours = hasattr(state, "memory") and hasattr(state, "exchange")
+        rule, remedy = "be a CompressedPmeanState", "start from fg.init_state(tx, params, ...)."
+        check_type(is_ours, "compressed_pmean(state)", rule, type(state).__name__, remedy)
         own = drop_worker_axis(state.memory)
         return own, tuple(map(drop_rows, state.exchange)), state.error
 
@@ -212,8 +207,7 @@ def compressed_pmean(
         wanted = jax.eval_shape(lambda leaves: inside(init(leaves)), updates)
         check_local(updates, axis_name)
         check_replicated(params, axis_name)
-        found = inside(state)
-        if len(found[1]) != len(wanted[1]) or _shapes(found) != _shapes(wanted):
+        if _shapes(inside(state)) != _shapes(wanted):
             raise ValueError(
                 f"compressed_pmean(state): must be made for these gradients, {exchange!r}, "
                 f"{memory!r} and {bucketing!r}, got arrays of other shapes; start from "
@@ -275,8 +269,9 @@ def _row(*states: PyTree) -> PyTree:
     return add_worker_axis(jnp.zeros((), jnp.int32)) if own else ()
 
 
-def _shapes(tree: PyTree) -> list[Any]:
-    return [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree)]
+def _shapes(state: tuple[PyTree, tuple[State, ...], PyTree]) -> tuple[int, list[Any]]:
+    leaves = jax.tree.leaves(state)
+    return len(state[1]), [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
 
 
 def travel(
@@ -287,7 +282,11 @@ def travel(
     `stats.finite` of the result also says if the mean is finite.
     """
     buckets, join = _bucketing.to_buckets(_axes.whole(x), bucketing)
-    run = _traced_once(exchange, comm.axis_name) if len(buckets) > 1 else exchange.mean
+    run = exchange.mean
+    if len(buckets) > 1:
+        # Large models have dozens of buckets, and those of equal shapes share one trace.
+        mean = jax.jit(lambda x, state, step: exchange.mean(x, state, Comm(comm.axis_name, step)))
+        run = lambda x, state, comm: mean(x, state, comm.step)  # noqa: E731
     outs: list[Averaged] = []
     for i, (bucket, state) in enumerate(zip(buckets, states, strict=True)):
         # Buckets run in sequence, because XLA would otherwise schedule all collectives at the
@@ -305,34 +304,6 @@ def travel(
         stats=Stats.of_all([out.stats for out in outs]),
     )
     return every, tuple(out.state for out in outs)
-
-
-def _traced_once(exchange: Exchange, axis_name: AxisName) -> Callable[..., Averaged]:
-    """Trace `exchange.mean` once for buckets of the same shapes; large models have dozens."""
-
-    @jax.jit
-    def mean(parts: Bucket, state: State, step: Step) -> Averaged:
-        return exchange.mean(parts, state, Comm(axis_name, step))
-
-    def run(bucket: Bucket, state: State, comm: Comm) -> Averaged:
-        out = mean(_alike(bucket), _alike(state), comm.step)
-
-        def back(like: PyTree, tree: PyTree) -> PyTree:
-            return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(tree))
-
-        error = None if out.error is None else back(bucket, out.error)
-        return Averaged(back(bucket, out.mean), error, back(state, out.state), out.stats)
-
-    return run
-
-
-def _alike(tree: PyTree) -> PyTree:
-    """Set the `piece` of each part to 0, so that buckets of the same shapes share one trace."""
-
-    def first(node: Any) -> Any:
-        return dataclasses.replace(node, piece=0) if isinstance(node, Part) else node
-
-    return jax.tree.map(first, tree, is_leaf=lambda node: isinstance(node, Part))
 
 
 def all_finite(stats: Stats, mean: PyTree) -> jax.Array:

@@ -10,7 +10,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName
-from fftgrad._values import brief
+from fftgrad._values import check_type
 
 
 def value_and_grad(
@@ -90,11 +90,8 @@ def value_and_grad(
       >>> values.mean().item(), grads.mean().item()
       (6.0, 3.0)
     """
-    if not callable(loss):
-        raise TypeError(
-            f"value_and_grad(loss): must be a function, got {brief(loss)}; call "
-            "value_and_grad(loss, axis_name)."
-        )
+    remedy = "call value_and_grad(loss, axis_name)."
+    check_type(callable(loss), "value_and_grad(loss)", "be a function", loss, remedy)
 
     def own(*args: Any, **kwargs: Any) -> Any:
         out = loss(*args, **kwargs)
@@ -129,11 +126,9 @@ def check_own(owner: str, loss: Any, axis_name: AxisName) -> None:
 
 def _share(out: Any, axis_name: AxisName) -> jax.Array:
     """Return the share of one worker, whose mean over workers is global sum / global weight."""
-    if not isinstance(out, tuple | list) or len(out) != 2:
-        raise TypeError(
-            f"value_and_grad(loss): must be a pair with has_weight=True, got {type(out).__name__}; "
-            "return (sum, weight) over this worker's batch."
-        )
+    pair = isinstance(out, tuple | list) and len(out) == 2
+    remedy = "return (sum, weight) over this worker's batch."
+    check_type(pair, "value_and_grad(loss)", "be a pair with has_weight=True", out, remedy)
     for name, part in zip(("sum", "weight"), out, strict=True):
         check_own(f"value_and_grad(loss, its {name})", part, axis_name)
     total, weight = (_at_least_float32(part) for part in out)

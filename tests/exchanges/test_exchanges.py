@@ -86,9 +86,7 @@ def check_traced_bytes(exchange):
 
     state = jax.eval_shape(exchange.init, LIKE)
     found = _collectives.collectives(mean, {AXIS: 4}, LIKE, state)
-    if isinstance(exchange, fg.Scheduled):
-        promised = [fg.wire_bytes(part, LIKE) for _, part in exchange.schedule]
-    elif isinstance(exchange, fg.Ladder):
+    if isinstance(exchange, fg.Scheduled | fg.Ladder):
         promised = [fg.wire_bytes(part, LIKE) for part in exchange.exchanges]
     elif isinstance(exchange, learned.LearnedCodes):
         return  # a test of its own has the bytes of each phase
@@ -148,11 +146,11 @@ def check_bytes(exchange, workers):
     found = fg.audit(program)
     assert sum(c.bytes for c in found) == bytes_out(program.as_text(), workers)
     if isinstance(exchange, fg.Scheduled):
-        for branch, (step, _) in enumerate(exchange.schedule):
+        for branch, step in enumerate(exchange.starts):
             here = [c for c in found if c.branch == (branch,)]
             assert sum(c.bytes for c in here) == fg.wire_bytes(exchange.at(step), LIKE)
             check_link_bytes(here, exchange.at(step), workers)
-        assert len(found) == len(exchange.schedule)
+        assert len(found) == len(exchange.exchanges)
     elif isinstance(exchange, fg.Ladder | learned.LearnedCodes):
         # It starts at the first rung, or in the first phase, which XLA knows.
         assert sum(c.bytes for c in found) == fg.wire_bytes(exchange.at(0), LIKE)
@@ -387,7 +385,7 @@ def test_piecewise_switches_at_the_step_in_one_program():
     schedule = fg.Scheduled(
         {4: fg.AllGather(fg.TopK(k=1)), 0: fg.AllReduce(), 2: fg.AllGather(fg.TopK(k=5))}
     )
-    assert [step for step, _ in schedule.schedule] == [0, 2, 4]
+    assert schedule.starts == (0, 2, 4)
 
     def step(x, count):
         out = schedule.mean(x, schedule.init(x), fg.exchanges.Comm(AXIS, fg.Step.of(0, count)))

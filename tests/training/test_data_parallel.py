@@ -312,13 +312,13 @@ def test_wrong_arguments_are_answered_while_tracing(kind):
     tx, mesh = transformation(), grid(kind)
     state = fg.init_state(tx, PARAMS, mesh, AXIS)
     run = fg.data_parallel(GOOD, mesh, AXIS)
-    for args in [
-        (first(), X[0], Y[0]),
-        (first(), state, X[0][:9], Y[0]),
-        (first(), state, X[0], 1.0),
-        (first(), tx.init(first()), X[0], Y[0]),
+    for args, match in [
+        ((first(), X[0], Y[0]), r"state_specs\("),
+        ((first(), state, X[0][:9], Y[0]), "evenly divi"),
+        ((first(), state, X[0], 1.0), r"data_parallel\(batch\)"),
+        ((first(), tx.init(first()), X[0], Y[0]), r"data_parallel\("),
     ]:
-        with pytest.raises(ValueError, match=r"data_parallel\(|state_specs\("):
+        with pytest.raises(ValueError, match=match):
             jax.eval_shape(run, *args)
 
 
