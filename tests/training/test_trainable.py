@@ -177,8 +177,9 @@ def test_the_optimizer_of_nnx_trains_an_adapter(way):
     """By its filter, or by the mask; what is kept is of the adapter alone."""
     wrt = nnx.LoRAParam if way == "wrt" else nnx.Param
     tx = optimizer() if way == "wrt" else fg.trainable(optimizer(), is_lora)
-    model, mesh = Adapted(nnx.Rngs(0)), mesh_of(WORKERS)
-    graph = nnx.graphdef((model, nnx.Optimizer(model, tx, wrt=wrt)))
+    model, mesh = nnx.jit(lambda: Adapted(nnx.Rngs(0)))(), mesh_of(WORKERS)
+    both = nnx.eval_shape(lambda model: (model, nnx.Optimizer(model, tx, wrt=wrt)), model)
+    graph = nnx.graphdef(both)
 
     def create(params):
         own = nnx.merge(nnx.graphdef(model), params)
