@@ -121,7 +121,7 @@ def test_a_training_step_sends_and_keeps_the_trained_leaves_alone(check_vma, mas
 
 def test_its_state_is_saved_and_goes_on_with_other_workers(tmp_path):
     tx = fg.trainable(optimizer(), MASK)
-    params = halves()
+    params = jax.device_put(halves())
     state = fg.init_state(tx, params, mesh_of(WORKERS), AXIS)
     own = state[0].memory.worker_rows.residual["layers"][0]["lora"]
     rows = np.asarray(own) + np.arange(4, dtype=np.float32)[:, None, None]
