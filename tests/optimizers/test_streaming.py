@@ -1,6 +1,5 @@
 """Local steps whose parameters meet in fragments, late, and blended."""
 
-
 import jax
 import numpy as np
 import optax
