@@ -8,7 +8,6 @@ import pathlib
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import messages
 import numpy as np
 import optax
@@ -86,7 +85,7 @@ def exchange(name: str):
 
 def updates(name: str) -> np.ndarray:
     """The updates of a method on every worker, step by step."""
-    params = jax.tree.map(lambda s: jnp.zeros((WORKERS, *s.shape)), LIKE)
+    params = jax.tree.map(lambda s: np.zeros((WORKERS, *s.shape), np.float32), LIKE)
     grads = [gradients(LIKE, WORKERS, seed=step) for step in range(STEPS)]
     return _run(method(name), params, grads)
 

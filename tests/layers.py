@@ -53,6 +53,8 @@ def default_layer(items: list[pytest.Item]) -> list[pytest.Item]:
     """Select every case of laws and oracles, the smoke tests, and one case of each other test."""
     tests = collections.defaultdict(list)
     for item in full_layer(items):
+        if item.get_closest_marker("full"):
+            continue
         if not item.get_closest_marker("processes") or item.get_closest_marker("smoke"):
             every = item.get_closest_marker("every_case")
             tests[item.nodeid if every else item.nodeid.partition("[")[0]].append(item)

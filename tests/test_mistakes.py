@@ -18,8 +18,8 @@ import fftgrad as fg
 
 TOP = fg.TopK(fraction=0.1)
 GATHER = fg.AllGather(TOP)
-GRADS = {"w": jnp.arange(480.0).reshape(4, 12, 10) - 200.0}
-COMPLEX = jnp.ones(3, "complex64")
+GRADS = {"w": np.arange(480, dtype=np.float32).reshape(4, 12, 10) - 200}
+COMPLEX = np.ones(3, "complex64")
 
 
 def pmean(exchange=GATHER, memory=fg.NoMemory(), **kwargs):
@@ -33,7 +33,7 @@ def step(tx, made_by=None, **extra):
 
 
 def sharded(tx, check_vma=True):
-    like = {"w": jnp.zeros((12, 10))}
+    like = {"w": np.zeros((12, 10), np.float32)}
     init, update = train_step(tx, 4, check_vma=check_vma, like=like)
     return update(GRADS, init(like))
 
@@ -104,12 +104,6 @@ def test_a_slip_in_a_codec_of_ones_own_is_answered(codec, answer, caller):
     with pytest.raises(TypeError, match=answer) as caught:
         by_exchanges(codec)[caller]()
     assert re.match(r"[\w.]+\([^;]*\): .*, got .*; .*\.", str(caught.value), re.DOTALL)
-
-
-@pytest.mark.parametrize("caller", CALLERS)
-def test_without_a_slip_it_runs(caller):
-    x = jax.tree.leaves(by_exchanges(Half())[caller]())[0]
-    assert jnp.isfinite(x).all()
 
 
 FEEDBACK = fg.ErrorFeedback()
@@ -284,23 +278,6 @@ def test_a_mistake_is_answered_with_the_remedy(make, remedy):
     assert re.match(r"[\w.]+\([^;]*\): .*, got .*; .*\.", first, re.DOTALL), first
 
 
-@pytest.mark.parametrize(
-    "swap",
-    [
-        lambda model: fg.wire_bytes(model, GATHER),
-        lambda model: fg.init_state(model, pmean(), mesh_of(1), AXIS),
-        lambda model: fg.link_bytes(GATHER, 8, model),
-    ],
-    ids=["wire_bytes", "init_state", "link_bytes"],
-)
-def test_a_whole_model_does_not_hide_the_remedy(swap):
-    model = {f"layer {i}": {"w": np.ones((8, 8), np.float32)} for i in range(100)}
-    with pytest.raises(TypeError) as error:
-        swap(model)
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 600
-
-
 def on_an_axis(function):
     return jax.vmap(function, axis_name=AXIS)(jnp.ones((2, 8)))
 
@@ -338,7 +315,7 @@ def test_a_seed_that_draws_as_another_and_a_batch_of_keys_are_refused(owner):
             KEYED[owner](seed)
     rule = r"\(key\): must be one seed or one PRNG key, got an array of .* of shape .*; pass one of"
     two = jax.random.split(jax.random.key(0), 2)
-    several = (two, jax.random.key_data(two), np.arange(2), jnp.zeros(3, jnp.uint32))
+    several = (two, jax.random.key_data(two), np.arange(2), np.zeros(3, np.uint32))
     for keys in several if owner != "Autoencoder" else ():
         with pytest.raises(ValueError, match=f"^{owner}{rule}"):
             KEYED[owner](keys)
@@ -362,9 +339,9 @@ def test_any_integer_is_a_seed(seed):
 def test_one_worker_is_no_mistake(exchange, check_vma):
     """The mean is what it would have sent; compressing costs values and saves nothing."""
     tx = pmean(exchange, FEEDBACK)
-    one = {"w": GRADS["w"][:1]}
-    init, update = train_step(tx, 1, check_vma=check_vma, like={"w": jnp.zeros((12, 10))})
-    mean, state = update(one, init({"w": jnp.zeros((12, 10))}))
+    one, like = {"w": GRADS["w"][:1]}, {"w": np.zeros((12, 10), np.float32)}
+    init, update = train_step(tx, 1, check_vma=check_vma, like=like)
+    mean, state = update(one, init(like))
     residual = state.memory.worker_rows.residual["w"][0]
     np.testing.assert_allclose(mean["w"] + residual, one["w"][0], rtol=1e-5, atol=1e-3)
     assert mesh_of(1).size == 1

@@ -98,13 +98,14 @@ def test_residuals_belong_to_parameters_not_to_buckets():
             bucketing=fg.Bucketing(scope),
         )
         steps[scope] = train_step(tx, 4, like=like)
+    zeros = {name: np.zeros(leaf.shape, np.float32) for name, leaf in like.items()}
     init, update = steps["model"]
-    first, state = update(grads, init(jax.tree.map(lambda s: jnp.zeros(s.shape), like)))
-    fresh = steps["leaf"][0](jax.tree.map(lambda s: jnp.zeros(s.shape), like))
+    first, state = update(grads, init(zeros))
+    fresh = steps["leaf"][0](zeros)
     second, state = steps["leaf"][1](grads, fresh._replace(memory=state.memory))
     for name in like:
         residual = np.asarray(state.memory.worker_rows.residual[name]).mean(0)
-        total = np.asarray(first[name] + second[name])
+        total = np.asarray(first[name]) + np.asarray(second[name])
         np.testing.assert_allclose(total + residual, 2 * grads[name].mean(0), atol=1e-5)
 
 
@@ -113,34 +114,49 @@ def test_a_row_without_gradient_does_not_run_away_under_signs():
     init, update = train_step(
         fg.compressed_pmean(fg.methods.sign_sgd(), axis_name=AXIS), 4, like=like
     )
-    state = init({"w": jnp.zeros((4, 8))})
+    state = init({"w": np.zeros((4, 8), np.float32)})
     walked, size = np.zeros(8), 0.0
     for step in range(60):
         row = np.array(gradients(like, 4, seed=step)["w"])
         row[:, 0] = 0.0
         updates, state = update({"w": row}, state)
         walked += np.asarray(updates["w"])[0]
-        size = max(size, np.abs(updates["w"]).max())
+        size = max(size, np.abs(np.asarray(updates["w"])).max())
     assert np.abs(walked).max() <= 4 * size
 
 
-def residual_after(exchange, steps=60):
-    """Its length, in units of a gradient, which differs from step to step and worker to worker."""
-    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
-    update = jax.jit(jax.vmap(lambda g, s: tx.update(g, s)[1], axis_name=AXIS))
-    state = jax.jit(jax.vmap(tx.init, axis_name=AXIS))(np.zeros((4, 2_000), np.float32))
-    rng = np.random.default_rng(3)
-    for _ in range(steps):
-        state = update(rng.standard_normal((4, 2_000)).astype(np.float32), state)
-    return np.linalg.norm(state.memory.worker_rows.residual) / np.sqrt(4 * 2_000)
+def residuals_after(exchanges, steps=60):
+    """Their lengths, in units of a gradient that differs between steps and workers."""
+    grads = np.random.default_rng(3).standard_normal((4, steps, 2_000)).astype(np.float32)
+
+    def residual(tx, grads):
+        state = tx.init(grads[0])
+        state, _ = jax.lax.scan(lambda s, g: tx.update(g, s)[::-1], state, grads)
+        return state.memory.worker_rows.residual
+
+    def all_of_them(grads):
+        txs = [fg.compressed_pmean(e, fg.ErrorFeedback(), axis_name=AXIS) for e in exchanges]
+        return [residual(tx, grads) for tx in txs]
+
+    found = everywhere("vmap", all_of_them, 4)(grads)
+    return [np.linalg.norm(rows) / np.sqrt(4 * 2_000) for rows in found]
 
 
 def test_feedback_piles_up_what_few_levels_round_by_chance():
-    assert residual_after(fg.QuantizedAllReduce(workers=4)) > 8
-    assert residual_after(fg.AllGather(fg.Ternary())) > 8
-    assert residual_after(fg.AllGather(fg.UniformQuantizer(bits=4))) > 80
-    assert residual_after(fg.QuantizedAllReduce(workers=4, levels=7)) < 0.3
-    assert residual_after(fg.AllGather(fg.Sign())) < 1
+    three, ternary, bits, seven, sign = residuals_after(
+        [
+            fg.QuantizedAllReduce(workers=4),
+            fg.AllGather(fg.Ternary()),
+            fg.AllGather(fg.UniformQuantizer(bits=4)),
+            fg.QuantizedAllReduce(workers=4, levels=7),
+            fg.AllGather(fg.Sign()),
+        ]
+    )
+    assert three > 8
+    assert ternary > 8
+    assert bits > 80
+    assert seven < 0.3
+    assert sign < 1
 
 
 def test_clipping_comes_before_accumulation():
@@ -205,16 +221,25 @@ def test_a_search_for_a_threshold_ends(search):
             assert int(payload.side.length[0]) >= 4
 
 
+def in_64_bits_too(run, *args):
+    narrow = jax.jit(run)(*args)
+    with jax.enable_x64(True):
+        wide = jax.jit(lambda *args: run(*args))(*args)
+    jax.tree.map(np.testing.assert_array_equal, narrow, wide)
+
+
 def test_64_bits_change_nothing():
     """Sums of small integers become wide with them, and branches then differ in dtype."""
     codecs = [fg.TopK(k=5), fg.Threshold(fraction=0.1), fg.chain(fg.TopK(k=9), fg.RangeFloat(6))]
     codecs.append(fg.Budget(ratio=300))
-    x = values((70_000,))
-    narrow = [round_trip(codec, x) for codec in codecs]
-    with jax.enable_x64(True):
-        wide = [jax.jit(functools.partial(round_trip, codec))(x) for codec in codecs]
-    for one, other in zip(narrow, wide, strict=True):
-        np.testing.assert_array_equal(one, other)
+    in_64_bits_too(lambda x: [round_trip(codec, x) for codec in codecs], values((70_000,)))
+
+
+@pytest.mark.usefixtures("every_platform")
+def test_64_bits_change_nothing_of_many_leaves():
+    tx = fg.compressed_pmean(fg.AllGather(fg.Sign()), axis_name=AXIS)
+    mean = jax.vmap(lambda own: tx.update(own, tx.init(own))[0], axis_name=AXIS)
+    in_64_bits_too(mean, {str(i): values((2, 30), i) for i in range(10)})
 
 
 LIKE = {
@@ -240,67 +265,50 @@ def test_strict_promotion_of_dtypes_is_enough(name):
         assert jax.eval_shape(jax.vmap(step, axis_name=AXIS), like) == like
 
 
-@pytest.mark.usefixtures("every_platform")
-def test_64_bits_change_nothing_of_many_leaves():
-    leaves = {str(i): values((2, 30), i) for i in range(10)}
-
-    def mean(leaves):
-        tx = fg.compressed_pmean(fg.AllGather(fg.Sign()), axis_name="data")
-        step = lambda own: tx.update(own, tx.init(own))[0]  # noqa: E731
-        return jax.jit(jax.vmap(step, axis_name="data"))(leaves)
-
-    narrow = mean(leaves)
-    with jax.enable_x64(True):
-        wide = mean(leaves)
-    jax.tree.map(np.testing.assert_array_equal, narrow, wide)
-
-
 DEBUG = {"nans": jax.debug_nans, "infs": jax.debug_infs, "disable_jit": jax.disable_jit}
 """Settings of JAX under which a healthy step has to run."""
-SEEN = {("nans", "diloco")}
-"""Rows that a NaN or an infinity in a state once stopped."""
+SEEN = {
+    ("nans", "update", "diloco"): (),
+    ("disable_jit", "codec", "top-k"): pytest.mark.full,  # 200 programs
+}
+"""Rows that once failed: the others are slow."""
+ROWS = [*(("codec", name) for name in CODECS), *(("update", n) for n in [*EXCHANGES, *METHODS])]
+RUNS = [(how, *row) for how in DEBUG for row in ROWS]
 
 
-def debugged(rows, seen=frozenset()):
-    """Each row under each setting; by default those of one setting, and those that failed."""
-    return [
-        pytest.param(how, row, marks=() if (how, row) in seen else SLOW)
-        for how in DEBUG
-        for row in rows
-    ]
+@pytest.mark.parametrize(
+    ("how", "kind", "name"), [pytest.param(*r, marks=SEEN.get(r, SLOW)) for r in RUNS]
+)
+def test_debug_settings_are_survived(how, kind, name):
+    """By a codec alone, and by an update from a new state and from the next one."""
+    run = codec_in_debug if kind == "codec" else update_in_debug
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run(how, name)))
 
 
-@pytest.mark.parametrize(("how", "name"), debugged(CODECS, {("disable_jit", "top-k")}))
-def test_a_codec_runs_under_debug_settings(how, name):
+def codec_in_debug(how, name):
     x, step = values((150,)), fg.Step.of(0)
     with DEBUG[how](True):
         payload = fg.compress(CODECS[name], jnp.asarray(x), step=step)
-        y = fg.decompress(CODECS[name], payload, like=x, step=step)
-    assert np.isfinite(y).all()
+        return fg.decompress(CODECS[name], payload, like=x, step=step)
 
 
-@pytest.mark.parametrize(("how", "name"), debugged([*EXCHANGES, *METHODS], SEEN))
-def test_an_update_runs_under_debug_settings(how, name):
-    """From a new state, and from the next one."""
-    memory = fg.ErrorFeedback()
+def update_in_debug(how, name):
     tx = (
         METHODS[name](AXIS)
         if name in METHODS
-        else fg.compressed_pmean(of_size(EXCHANGES[name], 4), memory, axis_name=AXIS)
+        else fg.compressed_pmean(of_size(EXCHANGES[name], 4), fg.ErrorFeedback(), axis_name=AXIS)
     )
-    grads = gradients({"w": jnp.zeros((10, 15)), "scalar": jnp.zeros(())}, 4)
-    params = jax.tree.map(jnp.ones_like, grads)
+    like = {"w": np.zeros((10, 15), np.float32), "scalar": np.zeros((), np.float32)}
+    grads = gradients(like, 4)
+    params = jax.tree.map(lambda g: np.ones(g.shape, np.float32), grads)
 
     def update(grads, state, params):
         run = optax.with_extra_args_support(tx).update
         return run(grads, state, params, value=jnp.float32(1.0))
 
-    update = jax.vmap(update, axis_name=AXIS)
+    init, update = jax.vmap(tx.init), jax.vmap(update, axis_name=AXIS)
     with DEBUG[how](True):
-        state = jax.vmap(tx.init)(params)
         if how == "disable_jit":
-            updates, _ = update(grads, state, params)
-        else:
-            update = jax.jit(update)
-            updates, _ = update(grads, update(grads, state, params)[1], params)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(updates))
+            return update(grads, init(params), params)[0]
+        init, update = jax.jit(init), jax.jit(update)
+        return update(grads, update(grads, init(params), params)[1], params)[0]

@@ -8,6 +8,7 @@ import pickle
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from cases import CODECS, EXCHANGES, HIERARCHIES, MEMORIES, RECIPES
 
@@ -69,6 +70,7 @@ VALUES = {
 }
 ROOMS = (learned, votes, fg.exchanges, fg.codecs, fg)
 NAMES = {name: value for room in ROOMS for name, value in vars(room).items()}
+NAMES |= {"SGD": optax.sgd(0.1), "TARGET": np.ones((5, 5), np.float32)}
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -202,6 +204,17 @@ methods.recover_by_loss(compressed_pmean(AllReduce(), axis_name="a"), 0.0)
 methods.scale_by_one_bit_adam(0, 4)
 methods.terngrad(dense=("x",), workers=4)
 methods.scale_by_dion(decay=1.0)
+optimizers.diloco(SGD, SGD, 0)
+optimizers.diloco(SGD, SGD, 6, fragments=4)
+optimizers.diloco(SGD, SGD, 6, fragments=0)
+optimizers.diloco(SGD, SGD, 6, overlap_steps=6)
+optimizers.diloco(SGD, SGD, 6, overlap_steps=-1)
+optimizers.diloco(SGD, SGD, 6, mixing=1.0)
+optimizers.diloco(SGD, SGD, 6, mixing=-0.1)
+optimizers.fragment(0.0, 0)
+optimizers.sparse_loco(SGD, block=48)
+optimizers.sparse_loco(SGD, k=0)
+optimizers.sparse_loco(SGD, bits=8).init([TARGET])
 """
 
 

@@ -363,7 +363,7 @@ DIVERGED = {
     "a bit": copies(W, W, OTHER, W),
     "a NaN": copies(*[np.float32([1, np.nan])] * 3, np.ones(2, np.float32)),
     "scalars": copies(*map(np.int32, [3, 3, 4, 3])),
-    "narrow": copies(*[np.ones(3, jnp.bfloat16)] * 3, np.ones(3, jnp.bfloat16) * 2),
+    "narrow": copies(*[np.ones(3, jnp.bfloat16)] * 3, np.full(3, 2, jnp.bfloat16)),
     "four bits": copies(*[np.arange(4, dtype=jnp.int4)] * 3, np.zeros(4, jnp.int4)),
     "shards": copies(W, OTHER, W, W, spec=P(None, "m"), shape=(2, 2), names=(AXIS, "m")),
 }
@@ -528,8 +528,8 @@ def test_the_newest_are_kept(tmp_path):
         np.arange(4) * (1 + 2j),
         np.float32(3),
         np.zeros((0, 2), np.float32),
-        jnp.arange(5, dtype=jnp.bfloat16),
-        jnp.arange(-3, 3, dtype=jnp.int4),
+        np.arange(5).astype(jnp.bfloat16),
+        np.arange(-3, 3).astype(jnp.int4),
     ],
     ids=str,
 )
@@ -537,7 +537,7 @@ def test_the_sum_is_the_same_on_devices_and_sees_each_bit(x):
     x = np.asarray(x)
     x = x.astype(np.complex64) if x.dtype == np.complex128 else x
     total = _sums.total(x)
-    assert total == int(_sums._on_devices(jnp.asarray(x)))
+    assert total == int(jax.jit(_sums._on_devices)(jnp.asarray(x)))
     data = np.frombuffer(x.tobytes(), np.uint8)
     for place in range(0 if x.dtype == np.bool_ else data.size):
         other = data.copy()

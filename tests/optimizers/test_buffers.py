@@ -4,11 +4,12 @@ import collections
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from cases import METHODS, SLOW
 from parallel import AXIS
 
-PARAMS = {"w": jnp.ones((10, 12)), "last": [jnp.ones(9), jnp.float32(2.0)]}
+PARAMS = {"w": np.ones((10, 12), "f4"), "last": [np.ones(9, "f4"), np.float32(2.0)]}
 TYPICAL = {"diloco", "beer", "choco_sgd", "sharded", "feedback_adam", "scale_by_one_bit_adam"}
 
 
@@ -19,8 +20,9 @@ TYPICAL = {"diloco", "beer", "choco_sgd", "sharded", "feedback_adam", "scale_by_
 )
 def test_nothing_shares_a_buffer(name, way):
     tx = METHODS[name](AXIS)
-    rows = jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), PARAMS)
+    rows = jax.tree.map(lambda leaf: np.stack([leaf] * 4), PARAMS)
     params, init = (PARAMS, tx.init) if way == "alone" else (rows, jax.vmap(tx.init))
+    params = jax.tree.map(jnp.array, params)
     leaves = jax.tree.leaves_with_path({"params": params, "state": init(params)})
     shared = collections.defaultdict(list)
     for path, leaf in leaves:

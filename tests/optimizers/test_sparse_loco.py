@@ -218,12 +218,3 @@ def test_a_worker_with_a_rate_too_high_does_not_end_training():
 
     assert trained(True) < 0.25
     assert not trained(False) < 10
-
-
-def test_bad_arguments_are_those_of_its_parts():
-    with pytest.raises(ValueError, match=r"Tiles\(block\): must be a power of two"):
-        fg.optimizers.sparse_loco(optax.sgd(1.0), block=48)
-    with pytest.raises(ValueError, match=r"LargestOfTiles\(k\): must be at least 1, got 0"):
-        fg.optimizers.sparse_loco(optax.sgd(1.0), k=0)
-    with pytest.raises(ValueError, match=r"BinMeans\(bits\): must be in \[1, 4\]"):
-        fg.optimizers.sparse_loco(optax.sgd(1.0), bits=8).init(np.ones((5, 5)))

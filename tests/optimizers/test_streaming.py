@@ -1,7 +1,5 @@
 """Local steps whose parameters meet in fragments, late, and blended."""
 
-import functools
-
 import jax
 import numpy as np
 import optax
@@ -238,19 +236,3 @@ def test_a_bad_meeting_is_that_of_its_fragment_alone():
     for a, b in zip(jax.tree.leaves(state.anchor), jax.tree.leaves(before.anchor), strict=True):
         np.testing.assert_array_equal(a, b)
     assert np.abs(state.anchor["w"][0, :4]).min() > 0
-
-
-def test_bad_arguments_are_answered_with_the_remedy():
-    make = functools.partial(fg.optimizers.diloco, optax.sgd(0.1), optax.sgd(0.1), 6)
-    for options, remedy in (
-        ({"fragments": 4}, "divisor of sync_every=6"),
-        ({"fragments": 0}, "use 6"),
-        ({"overlap_steps": 6}, r"in \[0, 5\]"),
-        ({"overlap_steps": -1}, "use 1"),
-        ({"mixing": 1.0}, r"use 0\.5"),
-        ({"mixing": -0.1}, r"in \[0, 1\)"),
-    ):
-        with pytest.raises(ValueError, match=remedy):
-            make(**options)
-    with pytest.raises(ValueError, match="use 10"):
-        fg.optimizers.fragment(np.zeros(3), 0)

@@ -32,6 +32,13 @@ def rows(tx, mode="vmap", params=PARAMS):
     return everywhere(mode, lambda grads, extra: step(grads, **extra), WORKERS)
 
 
+def several(txs):
+    """A step of each from a fresh state, in one program."""
+    return everywhere(
+        "vmap", lambda grads: [tx.update(grads, tx.init(PARAMS), PARAMS) for tx in txs], WORKERS
+    )
+
+
 # What is not finite
 
 HIDING = {
@@ -210,11 +217,9 @@ def test_summed_gradients_and_sharded_parameters_are_refused(which):
 
 def test_another_key_draws_otherwise():
     grads = of_workers()
-    found = []
-    for key in (0, 1, jax.random.key(1)):
-        tx = fg.optimizers.sharded(optax.sgd(0.1), WORKERS, key=key, axis_name=AXIS)
-        moves, _ = rows(tx)(grads, {})
-        found.append(np.asarray(moves["w"]).tobytes())
+    keys = (0, 1, jax.random.key(1))
+    txs = [fg.optimizers.sharded(optax.sgd(0.1), WORKERS, key=k, axis_name=AXIS) for k in keys]
+    found = [np.asarray(moves["w"]).tobytes() for moves, _ in several(txs)(grads)]
     assert found[0] != found[1] == found[2]
 
 
@@ -241,10 +246,11 @@ def test_the_way_back_has_draws_of_its_own():
 def test_what_is_drawn_to_send_is_drawn_to_receive():
     """The signs of a rotation, on either way."""
     rotated = {"gradients": fg.Hadamard(block=16), "parameters": fg.Hadamard(block=16)}
-    grads = of_workers()
-    there, exact = (
-        rows(fg.optimizers.sharded(optax.sgd(0.1), WORKERS, axis_name=AXIS, **codecs))(grads, {})
-        for codecs in (rotated, LOSSLESS)
-    )
+    there, exact = several(
+        [
+            fg.optimizers.sharded(optax.sgd(0.1), WORKERS, axis_name=AXIS, **codecs)
+            for codecs in (rotated, LOSSLESS)
+        ]
+    )(of_workers())
     for name, leaf in exact[0].items():
         np.testing.assert_allclose(there[0][name], leaf, rtol=1e-3, atol=1e-4)

@@ -329,12 +329,3 @@ def test_rows_of_more_workers_are_refused():
     step = fg.data_parallel(lambda run: (run,), mesh, AXIS)
     with pytest.raises(ValueError, match="one row for each of 4 workers"):
         step(run)
-
-
-def test_wrong_options_are_answered_at_once():
-    for options, error, remedy in [
-        ({"axis_name": "date"}, ValueError, r"got 'date' for a mesh with \('data',\); use one"),
-        ({"axis_name": [AXIS]}, TypeError, "use 'data'"),
-    ]:
-        with pytest.raises(error, match=remedy):
-            fg.data_parallel(GOOD, **{"mesh": grid(), "axis_name": AXIS} | options)

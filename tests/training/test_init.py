@@ -184,8 +184,14 @@ STATEFUL = {"gather": SPARSE, "acp": fg.AcpSgd(1)}
 
 @pytest.mark.parametrize("exchange", STATEFUL.values(), ids=STATEFUL)
 def test_specs_of_an_nnx_state(exchange):
-    tx, model = transformation(exchange), Net()
-    state = nnx.state(nnx.Optimizer(model, tx, wrt=nnx.Param))
+    tx = transformation(exchange)
+
+    def made():
+        model = Net()
+        return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+    model, optimizer = nnx.eval_shape(made)
+    state = nnx.state(optimizer)
     specs = fg.state_specs(state, AXIS)
     assert jax.tree.structure(specs) == jax.tree.structure(state)
     plain = jax.eval_shape(tx.init, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
@@ -194,7 +200,7 @@ def test_specs_of_an_nnx_state(exchange):
     assert found.pop(("step",)) == P()
     assert {str(k): v for k, v in found.items()} == {str(k): v for k, v in expected.items()}
     assert P(AXIS) in found.values()
-    step = nnx.state((model, nnx.Optimizer(model, tx, wrt=nnx.Param)))
+    step = nnx.state((model, optimizer))
     assert jax.tree.structure(fg.state_specs(step, AXIS)) == jax.tree.structure(step)
 
 

@@ -108,7 +108,7 @@ def test_a_mean_beyond_a_leaf_is_skipped():
     init, update = mapped(fg.AllReduce(), "skip")
     rows = {"w": np.full((WORKERS, 3), 6e4, np.float16)}
     state = init(rows)
-    held = jax.tree.map(lambda a: a + 6e4, state.memory)
+    held = jax.tree.map(lambda a: np.asarray(a) + np.float32(6e4), state.memory)
     mean, after = update(rows, state._replace(memory=held))
     assert is_zero(mean)
     assert np.all(after.skipped == 1)

@@ -282,7 +282,8 @@ def test_replicas_stay_near_to_their_owners(dtype):
         assert len({np.asarray(s.data).tobytes() for s in leaf.addressable_shards}) == 1
     assert found[1] < 1.5 * found[0]
     # All that the replicas lack of what the inner optimizer did is in `ahead`.
-    lack = jax.device_get(_shards.from_shards(ahead, jax.tree.map(np.float32, start)))
+    whole = jax.jit(_shards.from_shards)(ahead, jax.tree.map(np.float32, start))
+    lack = jax.device_get(whole)
     apart = {k: np.asarray(p).astype(np.float64) + lack[k] - wide[k] for k, p in params.items()}
     moved = norm({k: p - start[k].astype(np.float64) for k, p in wide.items()})
     assert found[1] > 0.01 * moved

@@ -121,7 +121,7 @@ def test_a_training_step_sends_and_keeps_the_trained_leaves_alone(check_vma, mas
 
 def test_its_state_is_saved_and_goes_on_with_other_workers(tmp_path):
     tx = fg.trainable(optimizer(), MASK)
-    params = halves()
+    params = jax.device_put(halves())
     state = fg.init_state(tx, params, mesh_of(WORKERS), AXIS)
     own = state[0].memory.worker_rows.residual["layers"][0]["lora"]
     rows = np.asarray(own) + np.arange(4, dtype=np.float32)[:, None, None]
@@ -177,8 +177,9 @@ def test_the_optimizer_of_nnx_trains_an_adapter(way):
     """By its filter, or by the mask; what is kept is of the adapter alone."""
     wrt = nnx.LoRAParam if way == "wrt" else nnx.Param
     tx = optimizer() if way == "wrt" else fg.trainable(optimizer(), is_lora)
-    model, mesh = Adapted(nnx.Rngs(0)), mesh_of(WORKERS)
-    graph = nnx.graphdef((model, nnx.Optimizer(model, tx, wrt=wrt)))
+    model, mesh = nnx.jit(lambda: Adapted(nnx.Rngs(0)))(), mesh_of(WORKERS)
+    both = nnx.eval_shape(lambda model: (model, nnx.Optimizer(model, tx, wrt=wrt)), model)
+    graph = nnx.graphdef(both)
 
     def create(params):
         own = nnx.merge(nnx.graphdef(model), params)
