@@ -140,7 +140,7 @@ class Memory(abc.ABC):
 
     @abc.abstractmethod
     def update(self, x: PyTree, error: PyTree, mean: PyTree, state: PyTree) -> PyTree:
-        """Return the next state, if the others did not receive `error` of `x`."""
+        """Return the next state; `error` is the part of `x` that the others did not receive."""
 
     def restore(self, lost: PyTree, state: PyTree) -> PyTree:
         """Add `lost`, the rounding error of the mean, to the values to send later."""

@@ -68,7 +68,8 @@ class Threshold(Selector):
     """Selector: keep values above a threshold, in a message that carries its length.
 
     With μ the mean and M the maximum of |x_i|, the threshold is μ + r (M - μ). "binary" bisects r
-    in [0, 1] until between k and 2k coefficients are larger (below μ, if fewer than k exceed it).
+    in [0, 1] until between k and 2k coefficients are larger. If fewer than k exceed μ, it searches
+    below μ.
     "exact" takes the k largest non-zero values. Values beyond the capacity c of the message are
     dropped, highest positions first, and counted in `overflow`.
 
@@ -83,8 +84,8 @@ class Threshold(Selector):
 
     Claims: biased; not summable; every value kept is exact.
 
-    Differs from the paper: the published code stops at a step of 0.2. Here r is halved 8 times, and
-      then the bits of the threshold, roughly its logarithm, 12 times.
+    Differs from the paper: the published code stops at a step of 0.2. Here the interval of r is
+      halved 8 times, and then the interval of the threshold's bits (its logarithm) 12 times.
 
     Example:
       >>> x = jnp.array([1.0, -9.0, 2.0, 8.0, 0.5, 0.1, 0.0, 0.2])

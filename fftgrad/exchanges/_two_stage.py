@@ -21,8 +21,9 @@ class TwoStage(Exchange):
     Each part is cut into w shards, one per worker. Every worker compresses its w shards and sends
     each to its owner (an all-to-all). The owner averages the received shards and its own, exact
     shard. It compresses this mean and sends it to all (an all-gather). `error` includes both
-    losses, so the memory of `compressed_pmean` feeds both back. In place of its own shard's loss,
-    the owner keeps w times the second stage's loss of the mean.
+    losses, so the memory of `compressed_pmean` feeds both back. The owner loses nothing of its own
+    shard in the first stage. Its `error` there is w times the loss of the second stage, because the
+    next mean divides it by w.
 
     The traffic of a link does not grow with the workers. The second stage compresses a mean, which
     has less noise than a gradient. For messages below some kilobytes latency dominates, and one
@@ -30,7 +31,7 @@ class TwoStage(Exchange):
 
     Args:
       codec: a codec, or a rule from a part's name and the shape of its shard, a vector of n/w
-        values, to one; `SmallDense` still sees whole leaves. A number of coefficients to keep, such
+        values, to one; the rule `SmallDense` gets whole leaves. A number of coefficients to keep, such
         as TopK's k, is that of the whole part, and the shards share it equally. Codec states are
         kept per shard.
       workers: w, the number of workers, which sets the size of the shards and of the state.
@@ -40,7 +41,8 @@ class TwoStage(Exchange):
     Wire: w + 1 buffers, each of 4 bytes and the payload of n/w values: about the payload of n
       values in each stage, for any w.
 
-    Claims: with `ErrorFeedback`, Σ mean + mean e = Σ mean gradient, in two stages as in one. All
+    Claims: with `ErrorFeedback`, the means of all steps and the workers' average residual add up to
+      the average gradients of all steps, as with one stage. All
       workers get the same bits; if any value is not finite, the mean is NaN throughout, on all
       workers.
 
@@ -54,8 +56,8 @@ class TwoStage(Exchange):
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([2., 0.], dtype=float32)
 
-    Differs from the paper: the owner's residual is part of the worker's own, so it survives another
-      number of workers. An owner does not compress the shard that it sends to itself.
+    Differs from the paper: the owner's residual is part of the worker's own, so it is kept if training
+      continues with another number of workers. An owner does not compress the shard that it sends to itself.
 
     References:
       Tang et al., ICML 2021, arXiv:2102.02888.
@@ -91,7 +93,7 @@ class TwoStage(Exchange):
             for mean, row, sent in zip(first.vectors, rows, first.sent, strict=True)
         )
         second = to_all(codec, means, at_owner, likes, again, first.stats)
-        # A loss of the mean is w times as large in this worker's share of it.
+        # Only the owner corrects this loss, and the next mean divides its correction by w.
         sent = [
             sent.at[own].set(_within(row[own], sent[own] + self.workers * (every[own] - mean)))
             for sent, row, mean, every in zip(
@@ -118,7 +120,7 @@ class TwoStage(Exchange):
 
 
 def _within(row: jax.Array, sent: jax.Array) -> jax.Array:
-    """Return the values sent of a row, or the whole row where the loss overflows float32."""
+    """Return each value sent, or the value itself where its loss overflows float32."""
     return jnp.where(jnp.isfinite(row - sent), sent, row)
 
 
@@ -126,8 +128,8 @@ class Half(NamedTuple):
     """Result of one stage.
 
     Attributes:
-      vectors: of each part: on the owner of a shard its mean over the workers; or the shards of
-        all owners, [w, size].
+      vectors: a vector of each part. First stage: the mean of this worker's shard. Second stage:
+        the shards of all owners, [w, size].
       sent: this worker's rows as the others received them; () in the second stage.
       state: next state of the codecs.
       stats: from the headers.

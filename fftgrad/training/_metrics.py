@@ -45,13 +45,13 @@ def metrics(
         `fg.optimizers.sharded`, which has step, skipped and residual. Named tuples may be dicts, as
         in `nnx.state`. If there are several states, as under `optax.partition`, each key begins
         with the path of its state. Pass the global state, outside the axis, in all processes,
-        because the residual has rows in each.
+        because each process has the residuals of its own workers.
       exchange: the exchange or method of the transformation, for the bytes.
       params: a tree like the gradient, or its shapes, for the bytes; for `diloco` with P fragments,
         `fg.optimizers.fragment(params, P)`.
       bucketing: as for `compressed_pmean`.
-      axis_name: the axis, or axes, of the workers, for a call inside them. Each worker then sees
-        only its own residual, and they are averaged by one collective of 4 bytes a residual.
+      axis_name: the axis, or axes, of the workers, for a call inside them. Each worker then has
+        only its own residual, so one all-reduce of 4 bytes a residual combines those of all.
 
     Returns:
       A dict of scalars: arrays, except for bytes, which is a Python number.

@@ -48,8 +48,8 @@ NonFinite = Literal["propagate", "skip"]
 class CompressedPmeanState(NamedTuple):
     """State of `compressed_pmean`.
 
-    Counts saturate at 2^31 - 1. `step` and `skipped` continue from 2^30 instead, so that schedules
-    do not restart and random numbers do not repeat in the next step.
+    `overflow` stops at 2^31 - 1. After that number, `step` and `skipped` continue from 2^30, so that
+    schedules do not restart and random numbers do not repeat in the next step.
 
     Attributes:
       step: number of updates, int32, equal on all workers.
@@ -131,14 +131,16 @@ def compressed_pmean(
 
     Returns:
       An `optax.GradientTransformationExtraArgs` whose state is a `CompressedPmeanState`. Its
-      `update` takes a scalar `weight=tokens` for the mean Σ v g / Σ v. Each gradient is multiplied
-      by w v / Σ v before the memory; if v is 0, even a NaN is left out. Do not pass a weight with
+      `update` takes a scalar `weight=tokens`, this worker's v, for the mean Σ v g / Σ v. With w
+      workers each gradient is multiplied by w v / Σ v before the memory; if v is 0, even a NaN is
+      left out. Do not pass a weight with
       `value_and_grad(has_weight=True)`, which has weighted the gradients. Under `jax.jit` it also
-      takes global gradients that are unreduced over an Explicit axis, and returns their sum.
+      takes global gradients that are unreduced over an Explicit axis, and returns their sum, the
+      gradient of the whole loss.
 
     Shapes: leaves float32, bfloat16 or float16 of any shape; the mean has the dtype of each leaf.
-      Memory and exchange use float32. So a cast to float32 before it sends as many bytes, and the
-      mean is not rounded.
+      Memory and exchange use float32. So a cast of gradients to float32 costs no bytes, and then
+      the mean is not rounded.
 
     Wire: `fg.wire_bytes(exchange, params, bucketing)` bytes a worker and step. Each bucket takes
       one collective with `AllReduce`, `AllGather`, `TopVotes` and `AcpSgd`; two with `TwoStage`,
@@ -152,7 +154,7 @@ def compressed_pmean(
       finite on all workers, and the states of memory and exchange stay unchanged in all buckets.
       `optax.apply_if_finite` after it then skips the step on all workers. With "skip", an Adam
       after it sees a gradient of zeros, and its moments decay. With `check_vma=True` JAX checks
-      that the state is sharded over the workers; a permutation of the workers is not detected.
+      that the state is sharded over the workers; rows of the state in another order are not detected.
 
     Raises:
       ValueError: while tracing, if the axis is not bound, `weight` is not a scalar, a gradient is
@@ -190,7 +192,7 @@ def compressed_pmean(
             worker=_row(remembered, exchanged),
             error=jnp.zeros((), jnp.float32) if track_error else (),
         )
-        # The shapes of these two fields follow from parameters, which are not given here.
+        # optax's stand-in for parameters has no shapes, from which these two fields would follow.
         return state._replace(exchange=step, worker=step) if stands_in(params) else state
 
     def inside(state: Any) -> tuple[PyTree, tuple[State, ...], PyTree]:
