@@ -61,7 +61,8 @@ class LeaderTopK(Exchange):
     Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: the positions of one worker, bit-packed, then 4 bytes a value (8 if complex), 4 for the
-      finite flag and 4 for a codec that counts overflow, in two all-reduces, for any number of workers.
+      finite flag and 4 for a codec that counts overflow, in two all-reduces, for any number of
+      workers.
 
     Claims: all workers get the same bits. If any value is not finite the mean is NaN throughout.
 

@@ -31,9 +31,9 @@ class TwoStage(Exchange):
 
     Args:
       codec: a codec, or a rule from a part's name and the shape of its shard, a vector of n/w
-        values, to one; the rule `SmallDense` gets whole leaves. A number of coefficients to keep, such
-        as TopK's k, is that of the whole part, and the shards share it equally. Codec states are
-        kept per shard.
+        values, to one; the rule `SmallDense` gets whole leaves. A number of coefficients to keep,
+        such as TopK's k, is that of the whole part, and the shards share it equally. Codec states
+        are kept per shard.
       workers: w, the number of workers, which sets the size of the shards and of the state.
 
     Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
@@ -56,8 +56,9 @@ class TwoStage(Exchange):
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([2., 0.], dtype=float32)
 
-    Differs from the paper: the owner's residual is part of the worker's own, so it is kept if training
-      continues with another number of workers. An owner does not compress the shard that it sends to itself.
+    Differs from the paper: the owner's residual is part of the worker's own, so it is kept if
+      training continues with another number of workers. An owner does not compress the shard that
+      it sends to itself.
 
     References:
       Tang et al., ICML 2021, arXiv:2102.02888.
