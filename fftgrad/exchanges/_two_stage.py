@@ -42,9 +42,8 @@ class TwoStage(Exchange):
       values in each stage, for any w.
 
     Claims: with `ErrorFeedback`, the means of all steps and the workers' average residual add up to
-      the average gradients of all steps, as with one stage. All
-      workers get the same bits; if any value is not finite, the mean is NaN throughout, on all
-      workers.
+      the average gradients of all steps, as with one stage. All workers get the same bits; if any
+      value is not finite, the mean is NaN throughout, on all workers.
 
     Raises:
       ValueError: while tracing, if the axis has not `workers` workers.

@@ -48,8 +48,8 @@ NonFinite = Literal["propagate", "skip"]
 class CompressedPmeanState(NamedTuple):
     """State of `compressed_pmean`.
 
-    `overflow` stops at 2^31 - 1. After that number, `step` and `skipped` continue from 2^30, so that
-    schedules do not restart and random numbers do not repeat in the next step.
+    `overflow` stops at 2^31 - 1. After that number, `step` and `skipped` continue from 2^30, so
+    that schedules do not restart and random numbers do not repeat in the next step.
 
     Attributes:
       step: number of updates, int32, equal on all workers.
@@ -154,7 +154,8 @@ def compressed_pmean(
       finite on all workers, and the states of memory and exchange stay unchanged in all buckets.
       `optax.apply_if_finite` after it then skips the step on all workers. With "skip", an Adam
       after it sees a gradient of zeros, and its moments decay. With `check_vma=True` JAX checks
-      that the state is sharded over the workers; rows of the state in another order are not detected.
+      that the state is sharded over the workers; rows of the state in another order are not
+      detected.
 
     Raises:
       ValueError: while tracing, if the axis is not bound, `weight` is not a scalar, a gradient is
