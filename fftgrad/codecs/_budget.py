@@ -138,7 +138,7 @@ class Lanes(NamedTuple):
         """All candidates."""
         k = candidates.positions.size
         # Padded here, because a bound check in the passes would keep them from being vectorized.
-        missing = -k % (LANE * BLOCK)
+        missing = -k % (LANE * BLOCK if k > LANE * BLOCK else LANE)
         positions, magnitude = (
             _shapes.rows(jnp.pad(x, (0, missing)), LANE).T
             for x in (candidates.positions, candidates.magnitude)
@@ -227,9 +227,10 @@ def _by_growth(candidates: Candidates, order: jax.Array, words: int) -> jax.Arra
     # All candidates together take about half of the words, where each has one level.
     least = jnp.maximum(jnp.min(candidates.magnitude), 2.0**-OCTAVES)
     first = jnp.round(-jnp.log2(least) * (PER_OCTAVE * CUTS)).astype(jnp.int32)
-    few = lanes.sample()
-    share = words * few.start.size // lanes.start.size
+    share = words // SAMPLED
     if share >= FEW:
+        few = lanes.sample()
+        share = words * few.start.size // lanes.start.size
         found = _by_secants(few, order, share, first, slope)
         first, slope = found.low, found.slope
     return _by_secants(lanes, order, words, first, slope).low
