@@ -46,7 +46,7 @@ def orthogonal(updates: PyTree, numbers: Any, rms: float, axis_name: AxisName) -
         count = -(-len(stack) // workers)
         stack = jnp.pad(stack, ((0, count * workers - len(stack)), (0, 0), (0, 0)))
         mine = lax.dynamic_slice_in_dim(stack, _axes.index(axis_name) * count, count)
-        made, _ = ITERATION.update(mine, ITERATION.init(mine))
+        made: Any = ITERATION.update(mine, ITERATION.init(mine))[0]
         shares.append(made.astype(jnp.bfloat16))
     if not shares:
         return updates
