@@ -210,9 +210,11 @@ def test_weights_decay_as_those_of_adamw(make):
 def test_workers_that_share_the_matrices_move_as_those_that_make_all():
     shapes = {"a": (4, 6), "b": (6, 4), "c": (4, 6), "heads": (4, 2, 3), "stack": (3, 4, 8)}
     own = optax.contrib.MuonDimensionNumbers
+    shapes |= {"turned": (3, 2, 4), "wide": (4, 8)}  # after the stack, which has three of its shape
     numbers = {"a": own(), "b": own(), "c": own(), "heads": own(0, (1, 2)), "stack": own(1, 2)}
+    numbers |= {"turned": own(2, (0, 1)), "wide": own()}
     mean = {name: normal(i, *shape) for i, (name, shape) in enumerate(shapes.items())}
-    mean |= {"embed": normal(5, 4, 6), "bias": normal(6, 3)}
+    mean |= {"embed": normal(7, 4, 6), "bias": normal(8, 3)}
     numbers |= {"embed": None, "bias": None}
 
     def moves(**share):
