@@ -35,7 +35,7 @@ def orthogonal(updates: PyTree, numbers: Any, rms: float, axis_name: AxisName) -
       The tree, with the same bits on all workers; leaves that are no matrices as they were.
     """
     leaves, structure = jax.tree.flatten(updates)
-    workers, stacks = _axes.size(axis_name), {}
+    workers, stacks = _axes.size(axis_name, "feedback_muon"), {}
     for place, own in enumerate(_of_leaves(numbers, updates)):
         if own is not None:
             flat = _Flat(leaves[place], own)
