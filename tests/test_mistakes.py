@@ -150,6 +150,7 @@ MISTAKES = [
     (lambda: step(pmean(fg.TwoStage(fg.Sign(), workers=3))), "use workers=4"),
     (lambda: step(pmean(fg.QuantizedAllReduce(workers=3))), "use workers=4"),
     (lambda: fg.compress(TOP, jnp.arange(3)), "out of what is differentiated"),
+    (lambda: pmean().init({"w": np.arange(3)}), "differentiated"),
     (lambda: fg.TopK(k=2.0), "Python number"),
     (lambda: fg.chain(fg.Fft, TOP), r"Fft\(\.\.\.\)"),
     # Names of axes.
@@ -163,6 +164,14 @@ MISTAKES = [
     (
         lambda: jax.vmap(lambda g: pmean().update(g, pmean().init(g)), axis_name="batch")(GRADS),
         "inside jax.shard_map",
+    ),
+    (
+        lambda: fg.data_parallel(jnp.sum, jax.make_mesh((1,), (AXIS,)), "date"),
+        "got 'date' for a mesh",
+    ),
+    (
+        lambda: step(fg.optimizers.feedback_muon(0.1, share_axis="fast", axis_name=AXIS)),
+        r"feedback_muon\(axis_name='fast'\)",
     ),
     # States of others.
     (lambda: step(pmean(GATHER), pmean(fg.PowerSgd(2))), "start from fg.init_state"),

@@ -1,4 +1,4 @@
-"""As many of the largest coefficients as a message of fixed size holds."""
+"""The largest coefficients, as many as a message of fixed size holds."""
 
 import dataclasses
 import functools
@@ -77,7 +77,7 @@ class Candidates(NamedTuple):
         return cls(positions, scaled, (x < 0).astype(jnp.int32), scale)
 
     def at(self, level: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Which coefficients a level sends, bool[k], and their q, int32[k], at least 1."""
+        """Return which coefficients a level sends, bool[k], and their q, int32[k], at least 1."""
         index, part = lax.iota(jnp.int32, self.magnitude.size), -(-self.magnitude.size // CUTS)
         fineness, cut = level // CUTS, part * (level % CUTS)
         units = resolution(fineness), resolution(fineness + 1)
@@ -91,13 +91,13 @@ def _power(exponent: jax.Array) -> jax.Array:
 
 
 def resolution(fineness: jax.Array) -> jax.Array:
-    """How many steps there are to one: from a half on, 32 to an octave, in a few bits each."""
+    """Return the number of steps in one: from a half on, 32 an octave, in a few bits each."""
     bits = (126 * PER_OCTAVE + fineness) << 24 - PER_OCTAVE.bit_length()
     return lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def gaps_of(positions: jax.Array, kept: jax.Array) -> jax.Array:
-    """How many coefficients lie between each one and the last one before it that is kept."""
+    """Return the number of coefficients between each one and the last kept one before it."""
     last = _count.cummax(jnp.where(kept, positions + 1, 0))
     return positions - jnp.pad(last, (1, 0))[:-1]
 
@@ -156,7 +156,7 @@ class Lanes(NamedTuple):
         return Lanes(few(self.positions), few(self.magnitude), few(self.start), self.part)
 
     def words(self, order: jax.Array, level: jax.Array) -> jax.Array:
-        """How many words the codes of a level take."""
+        """Return the number of words that the codes of a level take."""
         fineness, cut = level // CUTS, level % CUTS
         units = resolution(fineness), resolution(fineness + 1)
         row = lax.broadcasted_iota(jnp.int32, self.positions.shape, 0)
@@ -194,7 +194,7 @@ def _reach(
 
 
 def _by_digits(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
-    """It, three bits at a time, without a loop of unknown length."""
+    """Find the finest level, three bits at a time, without a loop of unknown length."""
     words_at = jax.vmap(functools.partial(Lanes.of(candidates).words, order))
 
     def settle(i: jax.Array, level: jax.Array) -> jax.Array:
@@ -219,7 +219,7 @@ class _Bracket(NamedTuple):
 
 
 def _by_growth(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
-    """It, in a loop of few turns, because the words grow evenly with the level.
+    """Find the finest level in a loop of few turns, because the words grow evenly with the level.
 
     Of many candidates a sample says where to begin, so that few turns are over all of them.
     """
@@ -402,10 +402,10 @@ class Budget(Selector):
         return Sparse(jnp.where(used, at, n + slot), jnp.where(used, value, 0.0))
 
     def _words(self, like: Like) -> int:
-        """How many words are left for codes."""
+        """Return the number of words that are left for codes."""
         size = self.bytes or int(4 * _quantizers.real_size(like) / (self.ratio or 1.0))
         return max(size - HEAD, 12) // 4
 
     def _most(self, like: Like) -> int:
-        """How many coefficients are sent at most."""
+        """Return the largest number of coefficients that are sent."""
         return min(_quantizers.real_size(like), max(1, 32 * self._words(like) // LEAST_BITS), MOST)

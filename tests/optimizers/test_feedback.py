@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from parallel import AXIS
+from parallel import AXIS, everywhere
 
 import fftgrad as fg
 
@@ -211,8 +211,9 @@ def test_workers_that_share_the_matrices_move_as_those_that_make_all():
     shapes = {"a": (4, 6), "b": (6, 4), "c": (4, 6), "heads": (4, 2, 3), "stack": (3, 4, 8)}
     own = optax.contrib.MuonDimensionNumbers
     shapes |= {"turned": (3, 2, 4), "wide": (4, 8)}  # after the stack, which has three of its shape
+    shapes |= {"one": (1, 1), "prime": (7, 5)}
     numbers = {"a": own(), "b": own(), "c": own(), "heads": own(0, (1, 2)), "stack": own(1, 2)}
-    numbers |= {"turned": own(2, (0, 1)), "wide": own()}
+    numbers |= {"turned": own(2, (0, 1)), "wide": own(), "one": own(), "prime": own()}
     mean = {name: normal(i, *shape) for i, (name, shape) in enumerate(shapes.items())}
     mean |= {"embed": normal(7, 4, 6), "bias": normal(8, 3)}
     numbers |= {"embed": None, "bias": None}
@@ -221,9 +222,8 @@ def test_workers_that_share_the_matrices_move_as_those_that_make_all():
         tx = fg.optimizers.feedback_muon(
             0.1, DENSE, muon_weight_dimension_numbers=numbers, axis_name=AXIS, **share
         )
-        update = lambda g: tx.update(g, tx.init(g), g)[0]  # noqa: E731
-        run = jax.vmap(update, in_axes=None, axis_name=AXIS, axis_size=2, out_axes=0)
-        return jax.tree.map(np.asarray, jax.jit(run)(mean))
+        update = lambda g: tx.update(g, tx.init(mean), mean)[0]  # noqa: E731
+        return jax.tree.map(np.asarray, everywhere("shard_map", update, 2)(both(mean)))
 
     whole, shared = moves(), moves(share_axis=AXIS)
     for name in mean:  # bfloat16 has 8 bits
