@@ -58,7 +58,7 @@ CHOICES = {
     "two stages 25x, Muon": Choice("0.1 to 1 Gbit/s", "two stages 25x, Muon, lead 0.3"),
     "eigenbasis 50x, Muon": Choice("below 0.1 Gbit/s", "eigenbasis 50x, Muon, lead 0.3"),
     "PowerSGD 4, Muon with a lead": Choice(
-        "below 1 Gbit/s, slow processor", "PowerSGD rank 4, Muon, lead 0.3"
+        "below 1 Gbit/s, if `fftgrad plan` recommends it", "PowerSGD rank 4, Muon, lead 0.3"
     ),
     "4 local steps of Muon, 25x": Choice("delay of 50 ms or more", "4 local steps of Muon, 25x"),
 }
