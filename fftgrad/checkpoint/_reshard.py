@@ -2,8 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 from urllib.parse import quote
 
 import jax
@@ -14,8 +14,7 @@ import numpy.typing as npt
 from fftgrad._contracts import PyTree, State
 from fftgrad._values import check, check_choice
 from fftgrad.checkpoint import _sums
-from fftgrad.exchanges._shards import OfShards, PerShard, Shards, is_rows
-from fftgrad.training._pmean import CompressedPmeanState
+from fftgrad.exchanges._shards import PerWorker
 
 Array = npt.NDArray[np.generic]
 Missing = Literal["refuse", "zero"]
@@ -30,8 +29,13 @@ index  the worker's index, whose length is the number of workers, starts fresh
 """
 
 
+Path: TypeAlias = tuple[str, ...]
+(ROWS,) = PerWorker._fields
+CUT = "cut_sizes", "cut_number"
+
+
 class Mark(NamedTuple):
-    """The rule for a leaf that follows from its containers."""
+    """The rule for a leaf that follows from its path."""
 
     policy: Policy
     learned: bool = False  # may start fresh without a warning
@@ -89,7 +93,6 @@ def reshard_state(state: PyTree, to: PyTree, *, missing: Missing = "refuse") -> 
     | residuals and velocities of a memory | redistributed by the equation |
     | moments in `local_state`, sums of `multi_steps`, late gradients of `delay` | the same |
     | rows in `fg.exchanges.PerWorker`, such as the parameters of `diloco` | the same |
-    | the owners' residuals in `TwoStage` | joined, and cut for the new owners |
     | the groups' residuals in `Hierarchical` | joined, redistributed over the groups, cut again |
     | counters, flags | copied from the first old interval that the new interval meets |
     | typed PRNG keys | the same, folded with the worker's number |
@@ -282,83 +285,48 @@ def _workers_of(leaves: Mapping[str, Leaf]) -> int:
 
 def describe(tree: PyTree) -> dict[str, Leaf]:
     """Describe the leaves of a tree, by path, in their order."""
+    leaves = {_texts(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
     out: dict[str, Leaf] = {}
-    for path, leaf, mark in _walk((), tree, SHARED):
+    for path, leaf in leaves.items():
         is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         dtype = f"key<{jax.random.key_impl(leaf)}>" if is_key else str(jnp.result_type(leaf))
         read = _reader(jax.random.key_data(leaf) if is_key else leaf)
-        out[name_of(path)] = Leaf(mark, jnp.shape(leaf), dtype, read)
+        out[".".join(path)] = Leaf(_mark(path, leaves), jnp.shape(leaf), dtype, read)
     return out
 
 
-def name_of(path: tuple[Any, ...]) -> str:
-    """Write a path as text, with one notation for keys, positions and fields of any container."""
+def _texts(path: tuple[Any, ...]) -> Path:
+    """Write a path with one notation for keys, positions and fields of any container."""
     texts = (jax.tree_util.keystr((key,), simple=True) for key in path)
-    return ".".join(quote(text, safe=" ").replace(".", "%2E") for text in texts)
+    return tuple(quote(text, safe=" ").replace(".", "%2E") for text in texts)
 
 
-SHARED, OF_SHARDS, ANEW = Mark("keep"), Mark("reset"), Mark("reset", learned=True)
+def _mark(path: Path, leaves: Mapping[Path, Any]) -> Mark:
+    """Return the rule for a leaf by the names of the fields around it.
 
-Found = tuple[tuple[Any, ...], Any, Mark]
-
-
-def _walk(path: tuple[Any, ...], node: Any, mark: Mark) -> Iterator[Found]:
-    if isinstance(node, OfShards):
-        yield from _each(path, node, OF_SHARDS)
-    elif isinstance(node, PerShard):
-        yield from _each(path, node, ANEW)
-    elif isinstance(node, Shards):
-        yield from _shards(path, node, nested=mark.policy == "reset")
-    elif jax.tree_util.all_leaves([node]):
-        yield path, node, mark
-    else:
-        if isinstance(node, State):
-            mark = mark._replace(learned=True)
-        elif mark.policy == "keep" and is_rows(node):
-            mark = mark._replace(policy="mean")
-        for key, child in _children(node):
-            found = _walk((*path, key), child, mark)
-            if isinstance(node, CompressedPmeanState) and child is node.worker:
-                found = _each((*path, key), child, Mark("index", learned=True))
-            if isinstance(node, CompressedPmeanState) and child is node.memory:
-                found = map(_without_counters, found)
-            yield from found
-
-
-def _without_counters(found: Found) -> Found:
-    """Let a counter of a memory start fresh, because it contains no unsent values."""
-    path, leaf, mark = found
-    counts = not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
-    return path, leaf, mark._replace(learned=counts)
-
-
-def _shards(path: tuple[Any, ...], node: Shards, nested: bool) -> Iterator[Found]:
-    sizes, number = map(_values, (node.sizes, node.number))
+    A framework that stores named tuples as dicts keeps these names.
+    """
+    # An exchange's state contains no unsent values, except in `cut_rows`.
+    learned = any(
+        outer == "exchange" and number.isdigit() and field in State._fields
+        for outer, number, field in zip(path, path[1:], path[2:], strict=False)
+    )
+    if ROWS not in path:
+        return Mark("keep", learned)
+    before, inside = path[: path.index(ROWS)], path[path.index(ROWS) + 1 :]
+    if before[-1:] == ("worker",) and not inside:
+        return Mark("index", learned=True)
+    if before[-1:] == ("memory",):  # a counter of a memory contains no unsent values
+        return Mark("mean", not jnp.issubdtype(jnp.result_type(leaves[path]), jnp.inexact))
+    sizes, number = (_values(leaves.get((*before, ROWS, name))) for name in CUT)
     pieces = 0 if number is None else int(number.flat[0])
-    for key, value in _children(node):
-        here = (*path, key)
-        if value is node.memory and nested:
-            yield from _each(here, value, OF_SHARDS)
-        elif value is node.memory:
-            # Each field of the state has one leaf for each part, in the order of the parts.
-            for place, (inner, leaf, _) in enumerate(_each(here, value, SHARED)):
-                size = 0 if sizes is None else int(sizes.flat[place % sizes.shape[-1]])
-                yield inner, leaf, Mark("cut", size=size, pieces=pieces)
-        elif value is node.learned:
-            yield from _walk(here, value, ANEW)
-        else:
-            yield from _each(here, value, ANEW._replace(pieces=pieces))
-
-
-def _children(node: Any) -> list[tuple[Any, Any]]:
-    """Return the direct children of a node with their keys."""
-    pairs = jax.tree.leaves_with_path(node, is_leaf=lambda other: other is not node)
-    return [(path[0], child) for path, child in pairs if path]
-
-
-def _each(path: tuple[Any, ...], node: Any, mark: Mark) -> Iterator[Found]:
-    for inner, leaf in jax.tree.leaves_with_path(node):
-        yield (*path, *inner), leaf, mark
+    if "reset_rows" in inside or not {*inside[:1]}.isdisjoint(CUT):
+        return Mark("reset", learned and "cut_rows" not in inside, pieces=pieces)
+    if "cut_rows" in inside:
+        part = int(next(text for text in reversed(inside) if text.isdigit()))
+        size = 0 if sizes is None else int(sizes.reshape(-1, sizes.shape[-1])[0, part])
+        return Mark("cut", size=size, pieces=pieces)
+    return Mark("mean", learned)
 
 
 def _values(leaf: Any) -> Array | None:

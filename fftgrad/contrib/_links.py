@@ -24,7 +24,7 @@ from fftgrad._values import brief, check_within
 from fftgrad.exchanges import _bucketing, _parts
 from fftgrad.exchanges._bucketing import Bucket, Bucketing, Join
 from fftgrad.exchanges._parts import Codecs, Likes, Parts, Vectors
-from fftgrad.exchanges._shards import OfShards, add_worker_axis, drop_worker_axis
+from fftgrad.exchanges._shards import PerWorker, Reset, add_worker_axis, drop_worker_axis
 from fftgrad.ops import _count, _finite, _rounding, _wire
 from fftgrad.ops._random import check_key
 from fftgrad.optimizers._diloco import check_own
@@ -163,7 +163,7 @@ class Gossip(NamedTuple):
         graph = graph_of(owner, weights)
         return cls(owner, codecs, graph, float(gamma), key, axis_name, bucketing)
 
-    def init(self, copies: Sequence[PyTree], params: PyTree) -> OfShards:
+    def init(self, copies: Sequence[PyTree], params: PyTree) -> PerWorker:
         """Return the state before the first step, in which all workers know all copies.
 
         Another graph or number of workers needs a new state.
@@ -172,12 +172,12 @@ class Gossip(NamedTuple):
         zeros = jax.tree.map(jnp.zeros_like, copies[0])
         trees = tuple(Copied(copy, zeros, zeros) for copy in copies)
         if stands_in(params):  # placeholders, for which no codec has a state
-            return OfShards(add_worker_axis(Links(trees, zero, zero, zero)))
+            return add_worker_axis(Reset(Links(trees, zero, zero, zero)))
         buckets = [
             [one] * len(self.codecs) for one in _bucketing.bucket_likes(copies[0], self.bucketing)
         ]
         codecs = tuple(_codec_of(self.codecs, bucket).init(_likes(bucket)) for bucket in buckets)
-        return OfShards(add_worker_axis(Links(trees, codecs, zero, zero)))
+        return add_worker_axis(Reset(Links(trees, codecs, zero, zero)))
 
     def checked(self, updates: PyTree, params: PyTree | None, **extra: Any) -> PyTree:
         """Check that the parameters and the gradients are this worker's own."""
@@ -199,13 +199,13 @@ class Gossip(NamedTuple):
         return params
 
     def tell(
-        self, trees: Sequence[PyTree], state: OfShards, number: jax.Array
-    ) -> tuple[tuple[Copied, ...], OfShards]:
+        self, trees: Sequence[PyTree], state: PerWorker, number: jax.Array
+    ) -> tuple[tuple[Copied, ...], PerWorker]:
         """Send the changes of these trees to the neighbors, in one buffer for each bucket.
 
         Return the trees with the next copies and pulls, and the next state.
         """
-        before: Links = drop_worker_axis(state.value)
+        before: Links = drop_worker_axis(state).reset_rows
         lacks = [
             jax.tree.map(jnp.subtract, tree, old.copy)
             for tree, old in zip(trees, before.trees, strict=True)
@@ -240,7 +240,7 @@ class Gossip(NamedTuple):
             skipped=_count.add(before.skipped, silent),
             overflow=_count.add(before.overflow, jnp.where(finite, overflow, 0)),
         )
-        return after, OfShards(add_worker_axis(links))
+        return after, add_worker_axis(Reset(links))
 
     def drawn(self, moves: PyTree, tree: Copied) -> PyTree:
         """Add γ times the weighted pull of the neighbors to an optimizer's updates."""
@@ -252,9 +252,9 @@ class Gossip(NamedTuple):
         return jax.tree.map(both, moves, tree.pull, tree.rest)
 
 
-def copied(state: OfShards) -> tuple[Copied, ...]:
+def copied(state: PerWorker) -> tuple[Copied, ...]:
     """Return the trees of this worker that the neighbors copy."""
-    links: Links = drop_worker_axis(state.value)
+    links: Links = drop_worker_axis(state).reset_rows
     return links.trees
 
 

@@ -19,7 +19,7 @@ from fftgrad.contrib import _links
 from fftgrad.contrib._links import Gossip, Weights
 from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.exchanges._parts import Codecs
-from fftgrad.exchanges._shards import OfShards, PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.exchanges._shards import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.ops import _count, _finite
 from fftgrad.training._gradients import checked_like
 
@@ -117,7 +117,7 @@ class ChocoState(NamedTuple):
 
     step: jax.Array
     inner: PerWorker
-    neighbors: OfShards
+    neighbors: PerWorker
 
 
 def choco_sgd(
@@ -238,7 +238,7 @@ class BeerState(NamedTuple):
     step: jax.Array
     inner: PerWorker
     estimate: PerWorker
-    neighbors: OfShards
+    neighbors: PerWorker
 
 
 def beer(

@@ -93,8 +93,8 @@ class Hierarchical(Exchange):
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         slow, fast = comm.along(self._slow_axes(comm)), comm.along(self.fast_axis)
         group: Shards = state.shards
-        own, shards = group.learned
-        y, added = self.memory.add(self._scatter(x, fast), group.memory)
+        own, shards = group.reset_rows
+        y, added = self.memory.add(self._scatter(x, fast), group.cut_rows)
         out = self.slow.mean(y, State(state.shared, own, shards), slow)
         memory = self.memory.update(y, out.error_or_zeros(y), out.mean, added)
         whole, stats = self._gather(out, x, fast)
@@ -104,7 +104,9 @@ class Hierarchical(Exchange):
             error=None,
             state=State(
                 out.state.shared,
-                shards=group._replace(memory=memory, learned=(out.state.own, out.state.shards)),
+                shards=group._replace(
+                    cut_rows=memory, reset_rows=(out.state.own, out.state.shards)
+                ),
             ),
             stats=stats,
         )

@@ -28,10 +28,10 @@ class PerWorker(NamedTuple):
     worker_rows: PyTree
 
 
-class OfShards(NamedTuple):
-    """State of a worker's own shard, which another number of workers cannot use."""
+class Reset(NamedTuple):
+    """Part of a row that starts fresh with another number of workers, which cannot use it."""
 
-    value: PerWorker
+    reset_rows: PyTree
 
 
 def is_rows(node: Any) -> bool:
@@ -67,31 +67,25 @@ def drop_worker_axis(state: PerWorker) -> PyTree:
 
 
 class Shards(NamedTuple):
-    """State of a group of workers, each of which keeps a shard of each part.
+    """Row of a worker in a group, each of which keeps a shard of each part.
 
     Attributes:
-      sizes: number of values of each part, int32[parts], to join the shards.
-      number: number of shards, int32[].
-      memory: memory state of the shard, to join and cut again for another number of workers.
-      learned: state that restarts for another number of workers.
+      cut_rows: memory state of the shard, to join and cut again for another number of workers.
+      cut_sizes: number of values of each part, int32[parts], to join the shards.
+      cut_number: number of shards, int32[].
+      reset_rows: state that starts fresh with another number of workers.
     """
 
-    sizes: jax.Array
-    number: jax.Array
-    memory: PyTree
-    learned: PyTree = ()
-
-
-class PerShard(NamedTuple):
-    """State of a worker for its shards, which restarts for other shards."""
-
-    rows: PyTree
+    cut_rows: PyTree
+    cut_sizes: jax.Array
+    cut_number: jax.Array
+    reset_rows: PyTree = ()
 
 
 def start(like: PyTree, memory: PyTree, learned: PyTree, number: int) -> Shards:
     """Make the first state for parts like `like`."""
     sizes = [math.prod(part.shape) for part in jax.tree.leaves(like)]
-    return Shards(jnp.asarray(sizes, jnp.int32), jnp.int32(number), memory, learned)
+    return Shards(memory, jnp.asarray(sizes, jnp.int32), jnp.int32(number), learned)
 
 
 def to_shards(x: PyTree, workers: int) -> list[jax.Array]:

@@ -10,7 +10,7 @@ from fftgrad._contracts import Averaged, Comm, Exchange, PyTree, Scope, State, S
 from fftgrad._values import check_count, value
 from fftgrad.exchanges import _parts, _shards
 from fftgrad.exchanges._parts import Codecs, CompressedParts, Likes, Parts, Vectors
-from fftgrad.exchanges._shards import PerShard
+from fftgrad.exchanges._shards import Reset
 from fftgrad.ops import _wire
 
 
@@ -77,12 +77,12 @@ class TwoStage(Exchange):
     def init(self, like: PyTree) -> State:
         learned = self._codec(like).init(self._likes(like))
         rows = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.workers, *jnp.shape(a))), learned)
-        return State(own=PerShard((rows, learned)))
+        return State(own=Reset((rows, learned)))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         _axes.check_workers("TwoStage", self.workers, comm.axis_name)
         codec, likes = self._codec(x), self._likes(x)
-        before, at_owner = state.own.rows
+        before, at_owner = state.own.reset_rows
         own, again = comm.index, comm.fold_local(self.workers)
 
         rows = tuple(_shards.to_shards(x, self.workers))
@@ -103,7 +103,7 @@ class TwoStage(Exchange):
         return Averaged(
             mean=_shards.from_shards(second.vectors, x),
             error=jax.tree.map(jnp.subtract, x, _shards.from_shards(sent, x)),
-            state=State(own=PerShard((first.state, second.state))),
+            state=State(own=Reset((first.state, second.state))),
             stats=second.stats,
         )
 

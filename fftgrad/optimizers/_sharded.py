@@ -14,7 +14,7 @@ from fftgrad._contracts import AxisName, Codec, Comm, Memory, PyTree, Stats
 from fftgrad._values import check_count, check_kind, check_transformation
 from fftgrad.exchanges import _parts, _shards, _two_stage
 from fftgrad.exchanges._parts import Vectors
-from fftgrad.exchanges._shards import OfShards, add_worker_axis, drop_worker_axis
+from fftgrad.exchanges._shards import Reset, add_worker_axis, drop_worker_axis
 from fftgrad.memories import NoMemory
 from fftgrad.ops import _count, _finite, _rounding
 from fftgrad.ops._random import check_key
@@ -101,7 +101,7 @@ def sharded(
       >>> import optax
       >>> tx = fg.optimizers.sharded(optax.adam(1e-3), workers=4)
       >>> state = jax.eval_shape(tx.init, {"w": jnp.zeros((10, 8))})
-      >>> state.inner.value.worker_rows[0].mu["w"].shape
+      >>> state.inner.worker_rows.reset_rows[0].mu["w"].shape
       (1, 20, 1)
 
     References:
@@ -123,13 +123,12 @@ def sharded(
             _shards.shard_likes(_some(like), workers),
         )
         shards = _as_leaves(zeros, like)
-        ahead = add_worker_axis(zeros)
         return ShardedState(
             step=jnp.zeros((), jnp.int32),
             skipped=jnp.zeros((), jnp.int32),
             memory=add_worker_axis(memory.init(like)),
-            inner=OfShards(add_worker_axis(inner.init(shards))),
-            ahead=OfShards(ahead),
+            inner=add_worker_axis(Reset(inner.init(shards))),
+            ahead=add_worker_axis(Reset(zeros)),
         )
 
     def update(
@@ -166,12 +165,12 @@ def sharded(
         before = jax.tree.map(lambda a: jnp.stack([a] * workers), there.init(likes))
         got = _two_stage.to_owners(there, rows, before, likes, comm.fold(0))
         mine = _mine(params, workers, axis_name)
-        ahead = drop_worker_axis(state.ahead.value)
+        ahead = drop_worker_axis(state.ahead).reset_rows
         master = tuple(m + a for m, a in zip(mine, ahead, strict=True))
         if value is not None:  # must be equal on the owners of all shards
             extra["value"] = mean_loss(value, weight, axis_name)
         inside = tuple(_as_leaves(vectors, like) for vectors in (got.vectors, master))
-        moves, after = run(inside[0], drop_worker_axis(state.inner.value), inside[1], **extra)
+        moves, after = run(inside[0], drop_worker_axis(state.inner).reset_rows, inside[1], **extra)
         flat = [move.ravel() for move in _some(moves)]
         master = tuple(m + move for m, move in zip(master, flat, strict=True))
 
@@ -196,8 +195,8 @@ def sharded(
         old = (state.memory, state.inner, state.ahead)
         new = (
             add_worker_axis(remembered),
-            OfShards(add_worker_axis(after)),
-            OfShards(add_worker_axis(lacking)),
+            add_worker_axis(Reset(after)),
+            add_worker_axis(Reset(lacking)),
         )
         remembered, after, lacking = optax.tree.where(finite, new, old)
         skipped = jnp.where(finite, state.skipped, _count.next_step(state.skipped))

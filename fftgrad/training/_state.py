@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
 from fftgrad._values import check_transformation
-from fftgrad.exchanges._shards import OfShards, PerWorker, is_rows
+from fftgrad.exchanges._shards import PerWorker, is_rows
 from fftgrad.training._pmean import CompressedPmeanState
 
 
@@ -30,8 +30,8 @@ class ShardedState(NamedTuple):
     step: jax.Array
     skipped: jax.Array
     memory: PerWorker
-    inner: OfShards
-    ahead: OfShards
+    inner: PerWorker
+    ahead: PerWorker
 
 
 def is_state(node: Any, *kinds: type) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from cases import EXCHANGES, HIERARCHIES, MEMORIES, kinds_of_state, sample
+from flax import serialization
 from hypothesis import stateful
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding
@@ -81,8 +82,8 @@ def waiting(state, workers):
     held = flat(state.memory.worker_rows.residual, workers).mean(0)
     exchange = state.exchange[0]
     shards = exchange.shards.worker_rows
-    if shards and jax.tree.leaves(shards.memory):
-        (part,) = shards.memory.residual
+    if shards and jax.tree.leaves(shards.cut_rows):
+        (part,) = shards.cut_rows.residual
         held = held + unshard(np.asarray(part, np.float64), SIZE)
     return held
 
@@ -141,6 +142,9 @@ def test_every_exchange_goes_on_and_the_same_number_is_the_identity(name):
         other = filled(feedback(of_size(EXCHANGES[name], after)), after)
         out = fg.checkpoint.reshard_state(state, other)
         assert jax.tree.map(np.shape, out.state) == jax.tree.map(np.shape, other)
+        # A framework may store named tuples as dicts.
+        dicts = fg.checkpoint.reshard_state(*map(serialization.to_state_dict, (state, other)))
+        assert same(dicts.state, serialization.to_state_dict(out.state))
 
 
 @pytest.mark.parametrize("name", MEMORIES)
@@ -168,19 +172,21 @@ def test_groups_are_joined_and_cut_again(groups):
         if fill is None:
             return state
         pieces = np.concatenate([_reshard.cut(row, fast) for row in fill])
-        memory = jax.tree.map(lambda _: pieces, state.exchange[0].shards.worker_rows.memory)
-        shards = state.exchange[0].shards.worker_rows._replace(memory=memory)
+        memory = jax.tree.map(lambda _: pieces, state.exchange[0].shards.worker_rows.cut_rows)
+        shards = state.exchange[0].shards.worker_rows._replace(cut_rows=memory)
         own = state.exchange[0]._replace(shards=fg.exchanges.PerWorker(shards))
         return state._replace(exchange=(own,))
 
     x = np.random.default_rng(0).standard_normal((2, SIZE)).astype(np.float32)
     old = state_of((2, 4), x)
     out = fg.checkpoint.reshard_state(old, state_of(groups, None))
-    (residual,) = jax.tree.leaves(out.state.exchange[0].shards.worker_rows.memory)
+    (residual,) = jax.tree.leaves(out.state.exchange[0].shards.worker_rows.cut_rows)
     slow, fast = groups
     rows = residual.reshape(slow, fast, -1)
     joined = np.stack([unshard(row, SIZE) for row in np.asarray(rows)])
     np.testing.assert_allclose(joined, _reshard.spread(x, slow), rtol=1e-6)
+    dicts = map(serialization.to_state_dict, (old, state_of(groups, None)))
+    assert same(fg.checkpoint.reshard_state(*dicts).state, serialization.to_state_dict(out.state))
 
 
 def test_what_is_no_number_is_that_of_the_first_interval():
@@ -229,7 +235,7 @@ def test_what_would_be_lost_is_refused():
     two_levels = fg.compressed_pmean(HIERARCHIES["slow gather"], axis_name=("slow", "fast"))
     state = filled(two_levels, 8)
     with pytest.raises(
-        ValueError, match=r"exchange\.0\.shards\.worker_rows\.memory\.residual\.0\.value has no"
+        ValueError, match=r"exchange\.0\.shards\.worker_rows\.cut_rows\.residual\.0\.value has no"
     ):
         fg.checkpoint.reshard_state(state, filled(gather, 8))
     with pytest.warns(RuntimeWarning, match="has no place"):

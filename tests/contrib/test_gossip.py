@@ -142,7 +142,7 @@ def test_choco_sgd_is_the_paper(graph, codec):
     for _ in range(30):
         oracle.step(gradient, momentum=0.5)
     np.testing.assert_allclose(x, oracle.x, atol=2e-5)
-    links = state.neighbors.value.worker_rows
+    links = state.neighbors.worker_rows.reset_rows
     own = np.stack([oracle.copies[i][i] for i in range(WORKERS)])
     np.testing.assert_allclose(links.trees[0].copy[:, 0], own, atol=2e-5)
     drawn = links.trees[0].pull[:, 0] * mine[0].max()
@@ -158,7 +158,7 @@ def test_beer_is_the_paper(graph, codec):
     for _ in range(30):
         oracle.step(gradient)
     np.testing.assert_allclose(x, oracle.x, atol=2e-5)
-    tracked, known = state.neighbors.value.worker_rows.trees
+    tracked, known = state.neighbors.worker_rows.reset_rows.trees
     np.testing.assert_allclose(tracked.copy[:, 0], oracle.g, atol=2e-5)
     np.testing.assert_allclose(known.copy[:, 0], oracle.h, atol=2e-5)
     np.testing.assert_allclose(state.estimate.worker_rows.of_all[:, 0], oracle.v, atol=2e-5)
@@ -229,7 +229,7 @@ def heard(codec, weights, x, mode="vmap", bucketing=Bucketing("model")):
         links = _links.Gossip.of("choco_sgd", (codec,), weights, 0.5, 3, AXIS, bucketing)
         zeros = {"w": jnp.zeros_like(x)}
         (tree,), state = links.tell(({"w": x},), links.init((zeros,), zeros), jnp.int32(0))
-        return tree.copy["w"], tree.pull["w"], state.value.worker_rows.skipped
+        return tree.copy["w"], tree.pull["w"], state.worker_rows.reset_rows.skipped
 
     return map(np.asarray, everywhere(mode, one, x.shape[0])(x))
 
@@ -276,7 +276,7 @@ def gossip_of(bad_from=None, codec=TOP, make=fg.contrib.gossip.choco_sgd, steps=
 
 
 def links_of(state):
-    return jax.tree.map(lambda a: np.asarray(a)[:, 0], state.neighbors.value.worker_rows)
+    return jax.tree.map(lambda a: np.asarray(a)[:, 0], state.neighbors.worker_rows.reset_rows)
 
 
 def agrees(state, w):
@@ -454,7 +454,7 @@ def test_the_state_is_sharded_by_rows():
     assert {spec[0] for spec in others} == {AXIS}
     by_model = {"w": P(None, "model"), "b": [P(), P()]}
     specs = fg.state_specs(jax.eval_shape(tx.init, PARAMS), AXIS, by_model)
-    links = specs.neighbors.value.worker_rows
+    links = specs.neighbors.worker_rows.reset_rows
     for tree in (*specs.estimate.worker_rows, *(part for t in links.trees for part in t)):
         assert tree["w"] == P(AXIS, None, "model")
 

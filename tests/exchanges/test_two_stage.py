@@ -28,7 +28,7 @@ def test_a_threshold_of_two_stages_serves_for_its_steps():
     rows = [values((WORKERS, 80)) / (1 + t) for t in range(4)]
     states = steps(exchange, rows)
     for stage in (0, 1):
-        found = [state.own.worker_rows.rows[stage][0] for state in states]
+        found = [state.own.worker_rows.reset_rows[stage][0] for state in states]
         thresholds = [np.asarray(f.threshold) for f in found]
         assert [set(np.ravel(f.age).tolist()) for f in found] == [{1}, {2}, {3}, {1}]
         np.testing.assert_array_equal(thresholds[0], thresholds[2])
@@ -38,7 +38,7 @@ def test_a_threshold_of_two_stages_serves_for_its_steps():
 def test_each_shard_has_a_state_of_its_own():
     exchange = fg.TwoStage(fg.codecs.AdaComp(bin_size=5), workers=WORKERS)
     (state,) = steps(exchange, [values((WORKERS, 80))])
-    residue = np.asarray(state.own.worker_rows.rows[0][0].residue)
+    residue = np.asarray(state.own.worker_rows.reset_rows[0][0].residue)
     assert residue.shape == (WORKERS, 1, WORKERS, 20)
     rows = residue.reshape(-1, 20)
     assert len({row.tobytes() for row in rows}) == len(rows)

@@ -184,7 +184,7 @@ def test_beside_a_model_axis_it_is_the_inner_optimizer(manual):
     for name, leaf in params.items():
         np.testing.assert_allclose(leaf, exact[name], rtol=1e-4, atol=1e-5)
     assert (int(state.step), int(state.skipped)) == (7, 1)
-    assert set(np.asarray(state.inner.value.worker_rows[1].count).tolist()) == {6}
+    assert set(np.asarray(state.inner.worker_rows.reset_rows[1].count).tolist()) == {6}
 
 
 # Bytes

@@ -236,7 +236,7 @@ def kept_inside(state, shape):
     kept = state.shards.worker_rows
     if not kept:
         return 0.0
-    (pieces,) = jax.tree.leaves(kept.memory)
+    (pieces,) = jax.tree.leaves(kept.cut_rows)
     groups = np.asarray(pieces, np.float64).reshape(2, 2, -1)
     whole = np.mean([unshard(group, 117) for group in groups], axis=0)
     return whole[7:].reshape(shape)
