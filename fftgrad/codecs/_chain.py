@@ -179,6 +179,11 @@ def stages(codec: Codec) -> tuple[Codec, ...]:
     return codec.stages if isinstance(codec, Chain) else (codec,)
 
 
+def selects(codec: Codec) -> bool:
+    """Return True if a stage is a selector, whose programs depend on the platform."""
+    return any(isinstance(stage, Selector) for stage in stages(codec))
+
+
 def split_linear(codec: Codec, like: Like) -> tuple[Codec, Codec]:
     """Split a codec into its longest summable prefix and the rest.
 

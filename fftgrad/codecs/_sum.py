@@ -1,5 +1,6 @@
 """Sums of decoded payloads, in the order of the workers, so that replicas stay equal."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -29,12 +30,19 @@ def add(
     return few.add_to(total, scale)
 
 
-def is_sparse(codec: Codec, like: Like, step: Step) -> bool:
-    """Return True if payloads decode to values at few positions."""
-    few = jax.eval_shape(
-        lambda payload: _chain.sparse(codec, payload, like, step), payload_spec(codec, like)
-    )
-    return few is not None
+def slots(codec: Codec, like: Like) -> int | None:
+    """Return the number of positions to which payloads decode; None if they are not sparse."""
+    return _slots(codec, like.shape, like.dtype)
+
+
+@functools.lru_cache(maxsize=4096)
+def _slots(codec: Codec, shape: tuple[int, ...], dtype: Any) -> int | None:
+    like, step = jax.ShapeDtypeStruct(shape, dtype), Step.of(0)
+    with _platform.one():
+        few = jax.eval_shape(
+            lambda payload: _chain.sparse(codec, payload, like, step), payload_spec(codec, like)
+        )
+    return None if few is None else few.positions.size
 
 
 def add_each(
@@ -72,10 +80,10 @@ def add_each(
 
     if shards:
         return _platform.dependent(total, payloads, cpu=one_by_one, default=whole)
-    few = jax.eval_shape(sparse, payload_spec(codec, like))
+    few = slots(codec, like)
     if few is None:
         return one_by_one(total, payloads)
-    size = _together(workers[0], few.positions.size, total.size)
+    size = _together(workers[0], few, total.size)
 
     def at_once(total: jax.Array, payloads: Payload) -> jax.Array:
         if size == workers[0]:

@@ -157,7 +157,7 @@ class Parts:
         """Subtract the decoded payloads of one worker from `vectors`."""
         # XLA may fuse a dense decode with the subtraction and round differently. So decode alone.
         pairs = dict.fromkeys(self._with(tuple(map(spec, vectors))))
-        if not all(_sum.is_sparse(codec, like, step) for codec, like in pairs):
+        if any(_sum.slots(codec, like) is None for codec, like in pairs):
             sent = self.decompress(payloads, likes, step)
             return tuple(x - own for x, own in zip(vectors, sent, strict=True))
 
@@ -214,6 +214,11 @@ class Parts:
     def split_linear(self, likes: Likes) -> tuple["Parts", "Parts"]:
         """Split into the longest summable prefixes and the rest."""
         return _unzip(_chain.split_linear(codec, like) for codec, like in self._with(likes))
+
+    def side_by_side(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `jax.vmap(run)` of a function that calls this codec."""
+        mapped = jax.vmap(run)
+        return _platform.first(mapped) if any(map(_chain.selects, self.codecs)) else mapped
 
     def shard(self, parts: int) -> "Parts":
         return Parts(tuple(codec.shard(parts) for codec in self.codecs))
@@ -334,7 +339,9 @@ def each(
         if len(numbers) == 1:
             out[numbers[0]] = run(rows[numbers[0]])
             continue
-        results = _run_stacked(run, _stack([rows[i] for i in numbers]))
+        codecs = (static for static in statics[numbers[0]] if isinstance(static, Codec))
+        selects = any(map(_chain.selects, codecs))
+        results = _run_stacked(run, _stack([rows[i] for i in numbers]), selects)
         pieces = jax.tree.map(_shapes.unstack, results)
         for place, i in enumerate(numbers):
             out[i] = jax.tree.map(lambda _, own, place=place: own[place], results, pieces)
@@ -353,9 +360,9 @@ def _stack(rows: Sequence[PyTree]) -> PyTree:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
 
 
-def _run_stacked(run: Callable[[PyTree], PyTree], stacked: PyTree) -> PyTree:
+def _run_stacked(run: Callable[[PyTree], PyTree], stacked: PyTree, selects: bool) -> PyTree:
     side_by_side = jax.vmap(run)
     if max((leaf[0].size for leaf in jax.tree.leaves(stacked)), default=0) <= SMALL:
-        return side_by_side(stacked)
+        return (_platform.first(side_by_side) if selects else side_by_side)(stacked)
     # Under vmap both sides of a branch run, which takes more passes on a CPU.
     return _platform.dependent(stacked, cpu=functools.partial(lax.map, run), default=side_by_side)

@@ -148,7 +148,7 @@ def to_owners(codec: Parts, rows: Vectors, state: PyTree, likes: Likes, comm: Co
         out = codec.compress(shards, state, comm.step.fold_local(number))
         return out, codec.decompress(out.payloads, likes, comm.step)
 
-    out, sent = jax.vmap(one)(jnp.arange(comm.workers), rows, state)
+    out, sent = codec.side_by_side(one)(jnp.arange(comm.workers), rows, state)
     got, stats = comm.scatter(out.payloads, of=rows, overflow=out.overflow)
     means = codec.mean(got, likes, stats.poison, comm.step, shards=True)
     return Half(means, sent, out.state, stats)
@@ -170,6 +170,6 @@ def to_all(
     step = comm.step
     out = codec.compress(shards, state, step)
     got, stats = comm.gather(out.payloads, of=shards, overflow=out.overflow, received=received)
-    every = jax.vmap(lambda payloads: codec.decompress(payloads, likes, step))(got)
+    every = codec.side_by_side(lambda payloads: codec.decompress(payloads, likes, step))(got)
     rows = tuple(vectors + stats.poison for vectors in every)
     return Half(rows, (), out.state, stats)

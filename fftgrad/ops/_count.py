@@ -61,16 +61,6 @@ def counts(masks: Sequence[jax.Array]) -> list[jax.Array]:
 
     Masks computed from the same data are counted in one pass over it.
     """
-    # XLA for TPUs makes one pass of separate sums, and many of one reduction with many results. On
-    # CPUs and GPUs it is the reverse.
-    return _platform.dependent(list(masks), tpu=_one_by_one, default=_together)
-
-
-def _one_by_one(masks: list[jax.Array]) -> list[jax.Array]:
-    return [jnp.sum(mask, dtype=jnp.int32) for mask in masks]
-
-
-def _together(masks: list[jax.Array]) -> list[jax.Array]:
     # Rows first, because XLA on a CPU reduces to few scalars on one thread.
     return _sums(_sums([mask.astype(jnp.int32) for mask in masks]))
 

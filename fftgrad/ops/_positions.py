@@ -93,17 +93,19 @@ def rank(words: jax.Array) -> Ranked:
     return Ranked(words, _count.cumsum(population) - population)
 
 
+FEW = 1 << 10
+"""Up to so many words a TPU has no program of its own, which would take longer to trace."""
+
+
 def select(bitmap: Ranked, count: int) -> jax.Array:
     """Return the positions of the first `count` set bits, ascending, int32[count].
 
     If fewer bits are set, the rest is unspecified, but within the bitmap.
     """
-    found = _platform.dependent(
-        bitmap,
-        cuda=functools.partial(_select_by_bit, count=count),
-        rocm=functools.partial(_select_by_bit, count=count),
-        default=functools.partial(_select_by_word, count=count),
-    )
+    by_word = functools.partial(_select_by_word, count=count)
+    by_bit = functools.partial(_select_by_bit, count=count)
+    on_tpu = {"tpu": by_word} if bitmap.words.size > FEW else {}
+    found = _platform.dependent(bitmap, cpu=by_word, default=by_bit, **on_tpu)
     # The barrier keeps XLA from repeating the search for each reader.
     return lax.optimization_barrier(found)
 

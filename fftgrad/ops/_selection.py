@@ -234,9 +234,14 @@ def _kth_largest_at_once(keys: jax.Array, wanted: jax.Array) -> jax.Array:
     rows = _shapes.rows(keys, _count.LONG_ROW).astype(jnp.int32)
     threshold = _axes.vary_like(jnp.int32(0), keys)
     for shift in range(KEY_BITS + 1 - DIGIT_BITS, -1, -DIGIT_BITS):
-        # Compared with constants, because each threshold would be a kernel of its own.
         steps = range(1 << shift, min(1 << shift + DIGIT_BITS, 1 << KEY_BITS), 1 << shift)
-        digit = _digit([rows - threshold >= step for step in steps], wanted)
+        if keys.size <= SAMPLE:  # a short program is worth more than a single pass
+            digits = lax.iota(jnp.int32, len(steps))[:, None, None] + 1
+            reached = (rows - threshold)[None] >= digits << shift
+            digit = jnp.sum(jnp.sum(reached, axis=(1, 2), dtype=jnp.int32) >= wanted)
+        else:
+            # Compared with constants, because each threshold would be a kernel of its own.
+            digit = _digit([rows - threshold >= step for step in steps], wanted)
         threshold = threshold + (digit.astype(jnp.int32) << shift)
     return threshold.astype(jnp.uint32)
 
