@@ -1,6 +1,7 @@
 """Selectors of a fixed number of coefficients: the largest of all, of each chunk, or random."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -9,7 +10,7 @@ from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
 from fftgrad._values import check, check_count, check_type, check_within, value
-from fftgrad.ops import _codes, _finite, _positions, _random, _selection, _shapes
+from fftgrad.ops import _codes, _finite, _platform, _positions, _random, _selection, _shapes
 
 
 def check_size(owner: str, fraction: float | None, k: int | None) -> None:
@@ -160,10 +161,15 @@ class ChunkTopK(Selector):
         if k == 1:
             offsets = jnp.argmax(rows, axis=1)[:, None]
         else:
-            # XLA has a fast top-k of floats on GPUs. Values that are not finite become the largest.
-            finite_or_inf = jnp.minimum(rows, jnp.uint32(0x7F800000))
-            _, offsets = lax.top_k(lax.bitcast_convert_type(finite_or_inf, jnp.float32), k)
-            offsets = jnp.sort(offsets, axis=1)
+            # Values that are not finite become the largest.
+            by_top_k = functools.partial(_by_top_k, k=k)
+            by_digits = functools.partial(_selection.largest_of_rows, k=k)
+            keys = jnp.minimum(rows, jnp.uint32(0x7F800000))
+            offsets = (
+                by_top_k(keys)
+                if k <= FAST
+                else _platform.dependent(keys, cpu=by_top_k, default=by_digits)
+            )
         side = _encode_offsets(offsets.astype(jnp.int32), chunk)
         places = self.positions(side, x.size, step)
         return Compressed(Payload(jnp.take(x, places, mode="fill", fill_value=0), side))
@@ -175,6 +181,17 @@ class ChunkTopK(Selector):
     def _sizes(self, n: int) -> tuple[int, int]:
         chunk = min(self.chunk, max(2, n))
         return chunk, min(self.k, chunk)
+
+
+FAST = 16
+"""For more than so many values of a row, XLA on GPUs sorts the rows."""
+
+
+def _by_top_k(keys: jax.Array, k: int) -> jax.Array:
+    """Return the positions of the k largest keys of each row, ascending, int32[rows, k]."""
+    # Bits of floats, because XLA on GPUs has no fast top-k of integers.
+    _, positions = lax.top_k(lax.bitcast_convert_type(keys, jnp.float32), k)
+    return jnp.sort(positions, axis=1)
 
 
 def _encode_offsets(offsets: jax.Array, chunk: int) -> PyTree:

@@ -87,6 +87,15 @@ def largest(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> _pos
     )
 
 
+def largest_of_rows(keys: jax.Array, k: int) -> jax.Array:
+    """The positions of the k largest keys of each row, ascending, int32[rows, k]."""
+
+    def of_row(row: jax.Array) -> jax.Array:
+        return _positions.select(_best(row, jnp.int32(k), size=keys.size), k)
+
+    return jax.vmap(of_row)(keys)
+
+
 def _by_threshold(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> _positions.Ranked:
     """The bitmap, from the k-th largest of all keys."""
     return _best(key(x), jnp.int32(k))
@@ -196,9 +205,12 @@ def _narrow(
     return lax.while_loop(lambda bracket: ~_is_narrow(bracket, capacity), halve, start)
 
 
-def _best(keys: jax.Array, wanted: jax.Array) -> _positions.Ranked:
-    """The bitmap of the `wanted` largest keys, the first among equals."""
-    threshold = _kth_largest(keys, wanted)
+def _best(keys: jax.Array, wanted: jax.Array, size: int = 0) -> _positions.Ranked:
+    """The bitmap of the `wanted` largest keys, the first among equals.
+
+    The keys may be one row of an array of `size` keys.
+    """
+    threshold = _kth_largest(keys, wanted, size)
     # One after the other: what is above comes first, and one scan is enough.
     both = jnp.concatenate(_codes.pack_masks(keys > threshold, keys == threshold))
     words, before = _positions.first(_positions.rank(both), wanted)
@@ -209,11 +221,11 @@ def _best(keys: jax.Array, wanted: jax.Array) -> _positions.Ranked:
     )
 
 
-def _kth_largest(keys: jax.Array, wanted: jax.Array | int) -> jax.Array:
+def _kth_largest(keys: jax.Array, wanted: jax.Array | int, size: int = 0) -> jax.Array:
     """The largest t with at least `wanted` keys from t on."""
-    return _platform.dependent(
-        keys, jnp.int32(wanted), cpu=_kth_largest_by_rows, default=_kth_largest_at_once
-    )
+    # A short program is worth more than single passes over few values.
+    at_once = functools.partial(_kth_largest_at_once, short=max(size, keys.size) <= SAMPLE)
+    return _platform.dependent(keys, jnp.int32(wanted), cpu=_kth_largest_by_rows, default=at_once)
 
 
 def _kth_largest_by_rows(keys: jax.Array, wanted: jax.Array) -> jax.Array:
@@ -229,13 +241,13 @@ def _kth_largest_by_rows(keys: jax.Array, wanted: jax.Array) -> jax.Array:
     return lax.fori_loop(0, (KEY_BITS + 1) // 2, settle, zero)
 
 
-def _kth_largest_at_once(keys: jax.Array, wanted: jax.Array) -> jax.Array:
+def _kth_largest_at_once(keys: jax.Array, wanted: jax.Array, short: bool) -> jax.Array:
     """It, four bits at a time, each by one pass and three small kernels, without a loop."""
     rows = _shapes.rows(keys, _count.LONG_ROW).astype(jnp.int32)
     threshold = _axes.vary_like(jnp.int32(0), keys)
     for shift in range(KEY_BITS + 1 - DIGIT_BITS, -1, -DIGIT_BITS):
         steps = range(1 << shift, min(1 << shift + DIGIT_BITS, 1 << KEY_BITS), 1 << shift)
-        if keys.size <= SAMPLE:  # a short program is worth more than a single pass
+        if short:
             digits = lax.iota(jnp.int32, len(steps))[:, None, None] + 1
             reached = (rows - threshold)[None] >= digits << shift
             digit = jnp.sum(jnp.sum(reached, axis=(1, 2), dtype=jnp.int32) >= wanted)

@@ -1,5 +1,6 @@
 """Top-k: exactly k, the right ones, ties to the lowest index."""
 
+import contextlib
 import dataclasses
 import itertools
 
@@ -16,7 +17,7 @@ from messages import compress, decompress
 from parallel import AXIS, everywhere
 
 import fftgrad as fg
-from fftgrad.ops import _positions, _selection
+from fftgrad.ops import _platform, _positions, _selection
 
 N, STEP = 200, fg.Step()
 
@@ -199,3 +200,22 @@ def test_a_selector_that_decodes_in_its_own_way_is_averaged_so(kind, transform):
     sign = 0.5 if kind is Halved else -0.5
     np.testing.assert_allclose(mean[0, :4], sign * x[:, :4].mean(0), rtol=1e-5)
     np.testing.assert_array_equal(mean[0, 4:], 0)
+
+
+@pytest.mark.parametrize(("n", "chunk", "k"), [(5000, 64, 20), (40_000, 4096, 64)])
+@pytest.mark.usefixtures("every_platform")
+def test_many_of_a_row_are_the_same_by_digits_as_by_a_sort(n, chunk, k):
+    """The program for a GPU has no sort, from few and from many values."""
+    x = np.random.default_rng(n).standard_normal(n).astype(np.float32)
+    x[::7], x[5:40], x[50], x[51] = 0, 1, np.nan, -np.inf
+    codec, programs = fg.ChunkTopK(chunk, k), []
+    for _ in range(2):
+        program = jax.jit(lambda x: codec.compress(x, (), STEP).payload)
+        with contextlib.ExitStack() as stack:
+            if programs:
+                stack.enter_context(_platform.one())
+            sorts = any(word in program.lower(x).as_text() for word in ("top_k(", ".sort"))
+            programs.append((sorts, program(x)))
+    (with_sort, wanted), (without, found) = programs
+    assert (with_sort, without) == (True, False)
+    assert jax.tree.all(jax.tree.map(np.array_equal, found, wanted))
