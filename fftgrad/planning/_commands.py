@@ -19,7 +19,7 @@ import fftgrad as fg
 from fftgrad import planning
 from fftgrad._contracts import PyTree
 from fftgrad._values import check, check_count
-from fftgrad.planning import Link, Plan, _devices, _gradients, _plan
+from fftgrad.planning import Link, Plan, _devices, _gradients
 from fftgrad.planning._predict import Algorithm
 from fftgrad.planning._text import parse_count, quantity, table, three_digits
 from fftgrad.planning._timing import Task, Timed, heavy_tailed, timed_in_turn
@@ -87,7 +87,6 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--algorithm", choices=get_args(Algorithm), default="fastest", help=text)
     text = "time each codec on this machine; needs minutes, and the memory of the model"
     add("--measure", action="store_true", help=text)
-    add("--png", metavar="FILE", help="draw the parts of each row's time to FILE")
 
 
 def run_plan(args: argparse.Namespace) -> None:
@@ -105,8 +104,6 @@ def run_plan(args: argparse.Namespace) -> None:
         tell=lambda name: print(f"timing {name}", file=sys.stderr),
     )
     print(f"{found}\n{LEGEND}\n\n{textwrap.fill(answer(found), 80)}\n\n{found.best.code}")
-    if args.png:
-        _plan.draw(found, args.png)
 
 
 def _asked(args: argparse.Namespace) -> Any:
@@ -191,23 +188,19 @@ def answer(found: Plan) -> str:
 ANALYZE = """\
 gradients of a run, saved by fg.planning.save_gradients:
   fftgrad analyze gradients.npz
-gradients of two processes, with a figure:
-  fftgrad analyze process0.npz process1.npz --png out.png
+gradients of two processes:
+  fftgrad analyze process0.npz process1.npz
 """
 
 
 def _analyze_arguments(parser: argparse.ArgumentParser) -> None:
     text = "files of save_gradients, one for each process, or an .npz file of one tree of arrays"
     parser.add_argument("gradients", nargs="+", help=text)
-    parser.add_argument("--png", metavar="FILE", help="draw the errors of bases and codecs to FILE")
 
 
 def run_analyze(args: argparse.Namespace) -> None:
-    """Print what gradients look like, and draw it."""
-    found = planning.analyze(planning.load_gradients(*args.gradients))
-    print(_gradients.show(found))
-    if args.png:
-        _gradients.draw(found, args.png)
+    """Print what gradients look like."""
+    print(_gradients.show(planning.analyze(planning.load_gradients(*args.gradients))))
 
 
 BENCH = """\

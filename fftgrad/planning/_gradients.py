@@ -1,4 +1,4 @@
-"""Gradients in files, their analysis, and the tables and the picture of it."""
+"""Gradients in files, their analysis, and its tables."""
 
 import bisect
 import functools
@@ -470,25 +470,3 @@ def show(found: Analysis) -> str:
     }
     said = [f"{about}.", *(f"\n{title}\n{one}" for title, one in tables.items()), ""]
     return "\n".join(said + [textwrap.fill(f"- {line}", 80) for line in found.recommendation])
-
-
-def draw(found: Analysis, path: str | os.PathLike[str]) -> None:
-    """Draw the errors of all bases and of all codecs to a PNG file."""
-    from matplotlib.figure import Figure  # only here: the rest works without matplotlib
-
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    bases, codecs = figure.subplots(1, 2)
-    for name, errors in found.dropped.items():
-        bases.semilogx([100 * share for share in KEPT], errors, ".-", label=name)
-    bases.set(xlabel="coefficients kept, %", ylabel="relative error", ylim=(0, 1.02))
-    bases.legend(frameon=False)
-    for rate in found.rates:
-        codecs.semilogx(
-            rate.bits, rate.error, "s" if rate.is_dense else "o", label=repr(rate.codec)
-        )
-    codecs.set(xlabel="bits a value", ylim=(0, 1.1))
-    figure.legend(*codecs.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
-    for axes in (bases, codecs):
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=150, format="png")

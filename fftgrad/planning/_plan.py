@@ -130,32 +130,6 @@ class Plan(NamedTuple):
         return "\n".join([table(head, cells, (0, 7)), *textwrap.wrap(self.source, 80)])
 
 
-def draw(found: Plan, path: str | os.PathLike[str]) -> None:
-    """Draw the parts of each row's time to dense's loss to a PNG file."""
-    from matplotlib.figure import Figure  # only here: the rest works without matplotlib
-
-    rows = found.rows[::-1]
-    figure = Figure(figsize=(9, 0.3 * len(rows) + 1), layout="constrained")
-    axes, left = figure.subplots(), [0.0 for _ in rows]
-    parts = {
-        "the step itself": [row.parts.step for row in rows],
-        "codec": [row.parts.compress + row.parts.decompress for row in rows],
-        "Muon": [row.parts.muon for row in rows],
-    }
-    own = map(sum, zip(*parts.values(), strict=True))
-    parts["waiting for the link"] = [row.seconds - x for row, x in zip(rows, own, strict=True)]
-    for label, seconds in parts.items():
-        widths = [row.steps * x for row, x in zip(rows, seconds, strict=True)]
-        axes.barh([row.name for row in rows], widths, left=left, label=label)
-        left = [a + b for a, b in zip(left, widths, strict=True)]
-    for place, row in enumerate(rows):
-        said = quantity(row.to_loss, "s") + ("" if row.why_not else ", recommended")
-        axes.text(left[place], place, f" {said}", va="center", fontsize="small")
-    axes.set(xlabel="seconds to the loss of a dense step", xlim=(0, 1.25 * max(left)))
-    axes.legend(loc="upper right", frameon=False)  # beside the shortest bars
-    figure.savefig(path, dpi=150, format="png")
-
-
 def sort(rows: Sequence[PlanRow]) -> tuple[PlanRow, ...]:
     """Sort rows by their seconds to dense's loss, and say why all but one are not recommended."""
     ranked = sorted(rows, key=lambda row: row.to_loss)
