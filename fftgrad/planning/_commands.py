@@ -91,30 +91,26 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_plan(args: argparse.Namespace) -> None:
     """Print the table of a plan, its answer, and the code of the recommended row."""
-    fast = args.fast and (args.fast, Link(args.fast_bandwidth, args.fast_latency))
+    both, given = (args.width is None) == (args.layers is None), f"{args.layers} and {args.width}"
+    check(both, "plan(--layers, --width)", "be given together", given, "use both.")
+    if args.model:
+        params = model(args.model)
+    elif args.params:
+        params = planning.load_gradients(args.params).trees[0]
+    else:
+        params = transformer(args.layers, args.width, args.vocab)
     found = planning.plan(
-        _asked(args),
+        params,
         step=args.step,
         workers=args.workers,
         link=Link(args.bandwidth, args.latency),
-        fast=fast,
+        fast=args.fast and (args.fast, Link(args.fast_bandwidth, args.fast_latency)),
         algorithm=args.algorithm,
         device=args.device,
         measure=args.measure,
         tell=lambda name: print(f"timing {name}", file=sys.stderr),
     )
     print(f"{found}\n{LEGEND}\n\n{textwrap.fill(answer(found), 80)}\n\n{found.best.code}")
-
-
-def _asked(args: argparse.Namespace) -> Any:
-    """The shapes of the model that is asked about."""
-    both, found = (args.width is None) == (args.layers is None), f"{args.layers} and {args.width}"
-    check(both, "plan(--layers, --width)", "be given together", found, "use both.")
-    if args.model:
-        return model(args.model)
-    if args.params:
-        return planning.load_gradients(args.params).trees[0]
-    return transformer(args.layers, args.width, args.vocab)
 
 
 VOCABULARY = 32_000
@@ -146,20 +142,11 @@ def transformer(layers: int, width: int, vocabulary: int = VOCABULARY) -> PyTree
     check_count("plan(--layers)", layers, "use --layers 24.")
     check_count("plan(--width)", width, "use --width 2048.")
     check_count("plan(--vocab)", vocabulary, "use --vocab 32000.")
+    hidden, around = 8 * width // 3, {"attention_norm": (width,), "mlp_norm": (width,)}
+    layer = dict.fromkeys(("query", "key", "value", "out"), (width, width)) | around
+    layer |= {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
     embeddings = {"embed": (vocabulary, width), "lm_head": (width, vocabulary)}
-    return _shapes({**embeddings, "layers": [_layer(width)] * layers, "norm": (width,)})
-
-
-def _layer(width: int) -> dict[str, tuple[int, ...]]:
-    hidden = 8 * width // 3
-    attention = dict.fromkeys(("query", "key", "value", "out"), (width, width))
-    return attention | {
-        "gate": (width, hidden),
-        "up": (width, hidden),
-        "down": (hidden, width),
-        "attention_norm": (width,),
-        "mlp_norm": (width,),
-    }
+    return _shapes({**embeddings, "layers": [layer] * layers, "norm": (width,)})
 
 
 def _shapes(tree: Any) -> PyTree:
@@ -288,43 +275,36 @@ def time_codecs(
 
 
 def _both_ways(codec: fg.Codec, inputs: Any, like: jax.ShapeDtypeStruct) -> list[Task]:
-    @jax.jit
-    def down(a: tuple[jax.Array, fg.Step]) -> fg.Payload:
-        return fg.compress(codec, a[0], step=a[1])
-
-    @jax.jit
-    def up(a: tuple[fg.Payload, fg.Step]) -> jax.Array:
-        return fg.decompress(codec, a[0], like, step=a[1])
-
+    down = jax.jit(lambda a: fg.compress(codec, a[0], step=a[1]))
+    up = jax.jit(lambda a: fg.decompress(codec, a[0], like, step=a[1]))
     return [(down, inputs), (up, [(down(one), one[1]) for one in inputs])]
 
 
 def show(values: int, copy: Timed, rows: Sequence[CodecTimes]) -> str:
     """The table of one size."""
     size = 4 * values
-    head = ("codec", "compress", "decompress", "spread", "GB/s", "copies", "sent", "ratio")
-    cells: list[tuple[str, ...]] = []
-    for row in rows:
+
+    def cells(row: CodecTimes) -> tuple[str, ...]:
         both = row.compress.seconds + row.decompress.seconds
         spread = max(time.seconds / time.least for time in (row.compress, row.decompress)) - 1
-        cells.append(
-            (
-                row.name,
-                quantity(row.compress.seconds, "s"),
-                quantity(row.decompress.seconds, "s"),
-                f"{spread:.0%}",
-                three_digits(size / row.compress.seconds / 1e9),
-                three_digits(both / copy.seconds),
-                quantity(row.wire_bytes, "B"),
-                three_digits(size / row.wire_bytes),
-                quantity(8 * max(0.0, (size - row.wire_bytes) / both), "bit/s"),
-            )
+        return (
+            row.name,
+            quantity(row.compress.seconds, "s"),
+            quantity(row.decompress.seconds, "s"),
+            f"{spread:.0%}",
+            three_digits(size / row.compress.seconds / 1e9),
+            three_digits(both / copy.seconds),
+            quantity(row.wire_bytes, "B"),
+            three_digits(size / row.wire_bytes),
+            quantity(8 * max(0.0, (size - row.wire_bytes) / both), "bit/s"),
         )
+
+    head = ("codec", "compress", "decompress", "spread", "GB/s", "copies", "sent", "ratio")
     title = (
         f"\n{values:,} values, {quantity(size, 'B')}; a copy of them takes "
         f"{quantity(copy.seconds, 's')}, {quantity(size / copy.seconds, 'B/s')}"
     )
-    return "\n".join([title, table((*head, "pays below"), cells), BENCH_LEGEND])
+    return "\n".join([title, table((*head, "pays below"), [*map(cells, rows)]), BENCH_LEGEND])
 
 
 def run_bench(args: argparse.Namespace) -> None:
@@ -334,8 +314,7 @@ def run_bench(args: argparse.Namespace) -> None:
     _devices.measure()
     print(f"file      {_devices.kept()}, for fftgrad plan --device", flush=True)
     for n in sizes:
-        copy, rows = time_codecs(n, CODECS, args.seconds)
-        print(show(n, copy, rows), flush=True)
+        print(show(n, *time_codecs(n, CODECS, args.seconds)), flush=True)
 
 
 ISLANDS = """\
@@ -360,11 +339,11 @@ def show_islands(found: fg.islands.Status) -> str:
     """The last rounds, and the open one."""
     rounds: list[tuple[str, ...]] = []
     for one in found.rounds[-ROUNDS:]:
-        missed = [f"{name} did not come" for name in one.missed]
-        others = "; ".join(missed + [f"{name}: {why}" for name, why in one.refused.items()])
+        others = [f"{name} did not come" for name in one.missed]
+        others += [f"{name}: {why}" for name, why in one.refused.items()]
         loss = "" if one.loss is None else f"{one.loss:.4f}"
-        cells = str(one.round), f"{len(one.counted)}", loss, quantity(one.waited, "s")
-        rounds.append((*cells, _plain(others)))
+        counted, waited = f"{len(one.counted)}", quantity(one.waited, "s")
+        rounds.append((f"{one.round}", counted, loss, waited, _plain("; ".join(others))))
     came = _plain(", ".join(found.came)) or "nobody yet"
     open_round = f"open: round {found.open}, came: {came}; newest anchor: round {found.anchor}"
     head = ("round", "counted", "loss", "waited", "not counted")
@@ -396,15 +375,11 @@ COMMANDS: dict[str, tuple[str, str, Callable[..., None], Callable[..., None]]] =
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     formatter = functools.partial(argparse.RawDescriptionHelpFormatter, width=79)
-    examples = "\n".join(examples for _, examples, *_ in COMMANDS.values())
+    every = "\n".join(examples for _, examples, *_ in COMMANDS.values())
     parser = argparse.ArgumentParser(
-        prog="fftgrad",
-        description=DESCRIPTION,
-        epilog=f"{examples}\n{EXIT_CODES}",
-        formatter_class=formatter,
+        "fftgrad", None, DESCRIPTION, f"{every}\n{EXIT_CODES}", formatter_class=formatter
     )
-    about = f"fftgrad {version('fftgrad')}"
-    parser.add_argument("--version", action="version", version=about)
+    parser.add_argument("--version", action="version", version=f"fftgrad {version('fftgrad')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (about, examples, add_arguments, run) in COMMANDS.items():
         own = commands.add_parser(

@@ -8,7 +8,6 @@ import math
 import os
 import pathlib
 import platform
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from fftgrad.exchanges._bucketing import BUCKET_LIMIT
 from fftgrad.planning import _timing
 from fftgrad.planning._candidates import Candidate
 from fftgrad.planning._predict import Groups, count
-from fftgrad.planning._timing import Timing
+from fftgrad.planning._timing import Timing, timed
 
 COPY_VALUES = 1 << 22
 ROUNDS = 20
@@ -112,7 +111,7 @@ def measured() -> Device:
         name=f"{_kind()}, {os.cpu_count()} cores" if cpu else _kind(),
         platform=jax.default_backend(),
         bytes_per_second=8 * COPY_VALUES / copy_seconds(),
-        flops_per_second=2 * side**3 / _least(lambda: product(x)),
+        flops_per_second=2 * side**3 / timed(product, [x], 0.0, ROUNDS).least,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         host=platform.node(),
         load=round(load, 2),
@@ -124,20 +123,9 @@ def copy_seconds() -> float:
     """Seconds of a copy into memory that was used before, because fresh memory takes longer."""
     if jax.default_backend() == "cpu":  # on one thread: others may have the other processors
         x, into = (np.ones(COPY_VALUES, np.float32) for _ in range(2))
-        return _least(lambda: np.copyto(into, x))
+        return timed(lambda x: np.copyto(into, x), [x], 0.0, ROUNDS).least
     many = jnp.ones(16 * COPY_VALUES, jnp.float32)  # so that the launch is a small part
-    copy = jax.jit(lambda x: x * 2.0)
-    return _least(lambda: copy(many)) / 16
-
-
-def _least(run: Callable[[], Any]) -> float:
-    """Seconds of the fastest run; the first compiles."""
-    times: list[float] = []
-    for _ in range(ROUNDS + 1):
-        begun = time.perf_counter()
-        jax.block_until_ready(run())
-        times.append(time.perf_counter() - begun)
-    return min(times[1:])
+    return timed(jax.jit(lambda x: x * 2.0), [many], 0.0, ROUNDS).least / 16
 
 
 def _kind() -> str:

@@ -14,7 +14,7 @@ import optax
 import fftgrad as fg
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
-from fftgrad._values import check, check_choice, check_count, check_kind, check_transformation
+from fftgrad._values import check, check_choice, check_count, check_transformation
 from fftgrad.exchanges import _bucketing
 from fftgrad.exchanges._bucketing import BUCKET_LIMIT
 from fftgrad.ops._collectives import Collective
@@ -133,11 +133,9 @@ class Plan(NamedTuple):
 def sort(rows: Sequence[PlanRow]) -> tuple[PlanRow, ...]:
     """Sort rows by their seconds to dense's loss, and say why all but one are not recommended."""
     ranked = sorted(rows, key=lambda row: row.to_loss)
-    best = dense = next(row for row in ranked if row.is_dense)
-    for row in ranked:
-        if row.loss in ACCEPTED and row.to_loss * (1 + MARGIN) < dense.to_loss:
-            best = row
-            break
+    dense = next(row for row in ranked if row.is_dense)
+    faster = (row for row in ranked if row.to_loss * (1 + MARGIN) < dense.to_loss)
+    best = next((row for row in faster if row.loss in ACCEPTED), dense)
 
     def why_not(row: PlanRow) -> str:
         if row is best:
@@ -192,8 +190,9 @@ class Model(NamedTuple):
 
     def link_bytes(self, way: Way) -> float:
         """Bytes that leave a worker over its slow link in a step, on average."""
-        slow = [c for c in way.collectives if self.groups.slow in (c.axes or ())]
-        return way.times * sum(c.link_bytes(c.workers or 1) for c in slow) / way.row.every
+        slow, *_ = self.groups.axes
+        sent = (c.link_bytes(c.workers or 1) for c in way.collectives if slow in (c.axes or ()))
+        return way.times * sum(sent) / way.row.every
 
     def plan_row(self, way: Way, ways: Sequence[Way]) -> PlanRow:
         """The prediction for one of the rows."""
@@ -410,19 +409,13 @@ def predict_step(
     check_choice("predict_step(algorithm)", algorithm, get_args(Algorithm))
     like = _timing.like_of("predict_step", params)
     own = _text.seconds("predict_step(step)", step)
-    links: Link | dict[str, Link]
-    if isinstance(link, Mapping):
-        links = {axis: Link.of(one) for axis, one in link.items()}
-        missing, rule = sorted({*axes} - {*links}), "have a link for each axis"
-        remedy = "add fg.planning.Link('1gbit')."
-        check(not missing, "predict_step(link)", rule, f"none for {missing}", remedy)
-    else:
-        links = Link.of(link)
-    if timing is None:
-        timing = _timing.time_exchange(tx, params, axes, every=every)
-    check_kind("predict_step(timing)", timing, Timing, "use fg.planning.Timing(0.001, 0.002).")
-    exchange = exchange_seconds(
-        _predict.traffic("predict_step(tx)", tx, like, axes, every), links, algorithm
-    )
+    given = link if isinstance(link, Mapping) else dict.fromkeys(axes, link)
+    links = {axis: Link.of(one) for axis, one in given.items()}
+    missing, rule = sorted({*axes} - {*links}), "have a link for each axis"
+    remedy = "add fg.planning.Link('1gbit')."
+    check(not missing, "predict_step(link)", rule, f"none for {missing}", remedy)
+    timing = timing or _timing.time_exchange(tx, params, axes, every=every)
+    sent = _predict.traffic("predict_step(tx)", tx, like, axes, every)
+    exchange = exchange_seconds(sent, links, algorithm)
     parts = Parts(own, timing.compress, exchange, timing.decompress, timing.muon)
     return step_seconds(parts, every=every, buckets=buckets)
