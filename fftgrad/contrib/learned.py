@@ -26,7 +26,7 @@ from fftgrad._contracts import (
     Stats,
     Step,
 )
-from fftgrad._values import check_choice, check_count, check_kind, check_within, value
+from fftgrad._values import check, check_choice, check_count, check_kind, check_within, value
 from fftgrad.codecs import _chain, _sum
 from fftgrad.codecs._top_k import TopK
 from fftgrad.codecs._transforms import Identity
@@ -295,11 +295,10 @@ class LearnedCodes(Exchange):
         codec = _parts.codec_of(self.codec, like)
         for part, vector in zip(codec.codecs, likes, strict=True):
             selects = isinstance(part, Selector) and not part.last
-            if part != Identity() and (not selects or _chain.counts_overflow(part, vector)):
-                raise ValueError(
-                    f"LearnedCodes(codec): must be a selector of a fixed number of values, got "
-                    f"{part!r}; use TopK or ChunkTopK, or Identity() for dense parts."
-                )
+            fine = part == Identity() or (selects and not _chain.counts_overflow(part, vector))
+            rule = "be a selector of a fixed number of values"
+            remedy = "use TopK or ChunkTopK, or Identity() for dense parts."
+            check(fine, "LearnedCodes(codec)", rule, repr(part), remedy)
         return codec
 
     def _pick(self, codec: Parts, likes: Likes) -> TopK:
@@ -323,24 +322,14 @@ def _fit(wanted: jax.Array, found: jax.Array, size: jax.Array) -> jax.Array:
 
 
 class _Outcome(NamedTuple):
-    """Outcome of a phase.
+    """Outcome of a phase."""
 
-    Attributes:
-      mean: mean of the values at the support, float32[k].
-      sent: values of this worker that the others received.
-      dense: means of the dense parts.
-      sides: positions of the other parts.
-      autoencoder: next parameters of the autoencoder.
-      error: relative error of the autoencoder, float32[1].
-      stats: flags of the collective.
-    """
-
-    mean: jax.Array
-    sent: jax.Array
-    dense: list[jax.Array]
-    sides: list[PyTree]
-    autoencoder: PyTree
-    error: jax.Array
+    mean: jax.Array  # of the values at the support, float32[k]
+    sent: jax.Array  # values of this worker that the others received
+    dense: list[jax.Array]  # means of the dense parts
+    sides: list[PyTree]  # positions of the other parts
+    autoencoder: PyTree  # next parameters of the autoencoder
+    error: jax.Array  # relative error of the autoencoder, float32[1]
     stats: Stats
 
 

@@ -116,24 +116,22 @@ class Island:
         self._is_closed = False
         self._courier: Courier | None = None
 
-        def member() -> Member:
-            return Member(
+        def join() -> bool:
+            member = Member(
                 name, self._model, outer=outer, memory=memory, settings=settings, residual=residual
             )
+            courier = Courier(member, open_store(store) if isinstance(store, str) else store)
+            courier.start(member.start(host))
+            self._courier = courier
+            return True
 
-        _first_says(lambda: self._join(store, member(), host))
+        _first_says(join)
         self._steps, self._weight = 0, 0.0
         self._losses: list[Any] = []
         self._sent: tuple[int, float] | None = None  # step and time of an open meeting
         self._last = 0  # step of the last meeting
         self._take_anchor(host)
         self.params: PyTree = self._model.to_params(self._start, params)
-
-    def _join(self, store: str | Store, member: Member, host: Tree) -> bool:
-        courier = Courier(member, open_store(store) if isinstance(store, str) else store)
-        courier.start(member.start(host))
-        self._courier = courier
-        return True
 
     def step(
         self,
@@ -375,36 +373,26 @@ class Courier:
 
     def _work(self) -> None:
         try:
-            self._serve()
-        except BaseException as error:  # raised in the program, which waits for the thread
-            self._fail(error)
+            while not self._closing.is_set() and (change := self._jobs.get()) is not None:
+                while not self._try(change):
+                    self._wait(PAUSE)
+                self._idle.set()
+        except _Closed:
+            pass
+        except BaseException as error:  # raised in the program at its next step
+            self._error = error
+            self._closing.set()
+        self._idle.set()
 
-    def _serve(self) -> None:
-        while not self._closing.is_set():
-            change = self._jobs.get()
-            if change is not None:
-                while not self._try(self.member.hand_in, change) and not self._closing.is_set():
-                    self._closing.wait(PAUSE)
-            self._idle.set()
-
-    def _try(self, steps: Any, *args: Any) -> bool:
-        """Run steps; return False if the store does not answer and a retry is needed."""
+    def _try(self, change: Change) -> bool:
+        """Contribute a change; return False if the store does not answer."""
         try:
-            self.performer.run(steps(*args))
-            self._unreached = ""
+            self.performer.run(self.member.hand_in(change))
         except StoreError as error:
             self._unreached = str(error)
             return False
-        except _Closed:
-            return True
-        except BaseException as error:  # raised in the program at its next step
-            self._fail(error)
+        self._unreached = ""
         return True
-
-    def _fail(self, error: BaseException) -> None:
-        self._error = error
-        self._closing.set()
-        self._idle.set()
 
     def _wait(self, seconds: float) -> None:
         if self._closing.wait(seconds):

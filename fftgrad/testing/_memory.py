@@ -12,11 +12,6 @@ from fftgrad.ops import _rounding
 from fftgrad.testing import _laws
 from fftgrad.testing._laws import Laws
 
-LIKE = {
-    "b": jax.ShapeDtypeStruct((37,), jnp.float32),
-    "w": jax.ShapeDtypeStruct((12, 10), jnp.float32),
-}
-
 
 def check_memory(memory: Memory, like: PyTree = None, *, telescopes: bool = False) -> None:
     """Function: check the laws of the contract on your own memory.
@@ -42,9 +37,11 @@ def check_memory(memory: Memory, like: PyTree = None, *, telescopes: bool = Fals
     """
     laws = Laws("check_memory", memory)
     laws.value(Memory)
-    like = LIKE if like is None else _bucketing.like(like)
+    like = _laws.TREE if like is None else _bucketing.like(like)
     _shapes(laws, memory, like)
-    _programs(laws, memory, like)
+    grads = [_laws.tree_of(like, seed) for seed in range(3)]
+    run = lambda grad: _steps(memory, grads[0], grad)  # noqa: E731
+    laws.programs(run, grads, "", "use only the arguments.")
     _leaves(laws, memory, like)
     _values(laws, memory, like)
     if telescopes:
@@ -79,21 +76,14 @@ def _shapes(laws: Laws, memory: Memory, like: PyTree) -> None:
         laws.same_spec("the exchanged tree", x, like, "work leaf by leaf, in float32.")
 
 
-def _programs(laws: Laws, memory: Memory, like: PyTree) -> None:
-    grads = [_laws.tree_of(like, seed) for seed in range(3)]
-    run = lambda grad: _steps(memory, grads[0], grad)  # noqa: E731
-    laws.programs(run, grads, "", "use only the arguments.")
-
-
 def _leaves(laws: Laws, memory: Memory, like: PyTree) -> None:
     first, second = _laws.tree_of(like, 1), _laws.tree_of(like, 2)
     together, _ = _steps(memory, first, second)
     for i, (a, b) in enumerate(zip(*map(jax.tree.leaves, (first, second)), strict=True)):
         alone, _ = _steps(memory, a, b)
         here = [jax.tree.leaves(x)[i] for x in together]
-        remedy = "use jax.tree.map, and no sum over leaves."
-        where = f"for leaf {i}"
-        laws.near("leaf by leaf", "leaves must be independent", here, alone, where, remedy)
+        rule, remedy = "leaves must be independent", "use jax.tree.map, and no sum over leaves."
+        laws.near("leaf by leaf", rule, here, alone, f"for leaf {i}", remedy)
 
 
 def _values(laws: Laws, memory: Memory, like: PyTree) -> None:
