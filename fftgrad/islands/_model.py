@@ -152,19 +152,12 @@ def on_host() -> AbstractContextManager[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """Programs of a run, which compress, decode and average changes.
+    """Programs of a run, which compress, decode and average changes."""
 
-    Attributes:
-      shapes: path and shape of each leaf, in the order of the paths.
-      exchange: the codec, and the rule of the mean.
-      outer: function from the rate to the outer optimizer.
-      rate: learning rate of the settings.
-    """
-
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
-    exchange: AllGather
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]  # path and shape of each leaf, by path
+    exchange: AllGather  # the codec, and the rule of the mean
     outer: Outer = optax.sgd
-    rate: float = 1.0
+    rate: float = 1.0  # of the settings
 
     @classmethod
     def of(cls, model: Model, *args: Any) -> "Programs":

@@ -20,17 +20,7 @@ from fftgrad.exchanges._bucketing import BUCKET_LIMIT
 from fftgrad.ops._collectives import Collective
 from fftgrad.planning import _devices, _predict, _text, _timing
 from fftgrad.planning._candidates import Candidate, Loss, candidates, check_rows
-from fftgrad.planning._predict import (
-    Algorithm,
-    Groups,
-    Link,
-    Parts,
-    collective_seconds,
-    count,
-    exchange_seconds,
-    sent_by,
-    step_seconds,
-)
+from fftgrad.planning._predict import Algorithm, Groups, Link, Parts, count, sent_by
 from fftgrad.planning._text import quantity, table, three_digits
 from fftgrad.planning._timing import Timing
 
@@ -171,7 +161,7 @@ class Model(NamedTuple):
         share = 2 * -(-sum(map(math.prod, _devices.matrices(like))) // workers)
         link = self.groups.fast or self.link
         shared = muon / workers
-        shared += collective_seconds("all-gather", share, workers, link, self.algorithm)
+        shared += _predict.collective_seconds("all-gather", share, workers, link, self.algorithm)
         if shared >= muon:
             return ""
         took, instead = quantity(shared, "s"), quantity(muon, "s")
@@ -180,13 +170,13 @@ class Model(NamedTuple):
     def parts(self, way: Way) -> Parts:
         """The parts of a step that exchanges."""
         links = self.groups.links(self.link)
-        exchange = way.times * exchange_seconds(way.collectives, links, self.algorithm)
+        exchange = way.times * _predict.exchange_seconds(way.collectives, links, self.algorithm)
         compress, decompress, muon = way.timing
         return Parts(self.step, compress, exchange, decompress, muon)
 
     def seconds(self, way: Way) -> float:
         """Seconds of a step, the mean over steps with and without an exchange."""
-        return step_seconds(self.parts(way), every=way.row.every, buckets=way.buckets)
+        return _predict.step_seconds(self.parts(way), every=way.row.every, buckets=way.buckets)
 
     def link_bytes(self, way: Way) -> float:
         """Bytes that leave a worker over its slow link in a step, on average."""
@@ -416,6 +406,6 @@ def predict_step(
     check(not missing, "predict_step(link)", rule, f"none for {missing}", remedy)
     timing = timing or _timing.time_exchange(tx, params, axes, every=every)
     sent = _predict.traffic("predict_step(tx)", tx, like, axes, every)
-    exchange = exchange_seconds(sent, links, algorithm)
+    exchange = _predict.exchange_seconds(sent, links, algorithm)
     parts = Parts(own, timing.compress, exchange, timing.decompress, timing.muon)
-    return step_seconds(parts, every=every, buckets=buckets)
+    return _predict.step_seconds(parts, every=every, buckets=buckets)

@@ -10,10 +10,8 @@ travels in B buckets leaves while the backward pass runs, all but the last of th
 
     seconds  = max(step + compress, (B - 1) / B · exchange) + exchange / B + decompress + muon
 
-as Agarwal et al. model dense training (MLSys 2022, arXiv:2103.00543). RedSync's model
-(arXiv:1808.04357) is the one with trees, one bucket, and w times the seconds that one payload takes
-to decode; that of the FFT paper (HPDC 2020) the one of two workers without latency, in which
-compressing and decompressing take as long.
+as Agarwal et al. model dense training (MLSys 2022, arXiv:2103.00543). The models of RedSync
+(arXiv:1808.04357) and of the FFT paper (HPDC 2020) are special cases.
 """
 
 import math
@@ -95,21 +93,13 @@ PIPELINED = {"all-reduce": 2.0}
 
 
 class Parts(NamedTuple):
-    """The parts of a step, in seconds.
+    """The parts of a step, in seconds."""
 
-    Attributes:
-      step: backward pass and optimizer.
-      compress: until the first message can leave.
-      exchange: on the links.
-      decompress: decoding, and all else that follows the first message.
-      muon: Muon's matrix products, if they are known apart.
-    """
-
-    step: float
-    compress: float
-    exchange: float
-    decompress: float
-    muon: float = 0.0
+    step: float  # backward pass and optimizer
+    compress: float  # until the first message can leave
+    exchange: float  # on the links
+    decompress: float  # decoding, and all else that follows the first message
+    muon: float = 0.0  # Muon's matrix products, if they are known apart
 
 
 def collective_seconds(

@@ -393,8 +393,8 @@ def _received(eqn: core.JaxprEqn, workers: int, x: Any) -> Any:
         case "all_gather":
             return _stack(x, params["all_gather_dimension"], workers, params["tiled"])
         case "all_to_all":
-            first = _first(x, params["split_axis"], workers, params["tiled"])
-            return _stack(first, params["concat_axis"], workers, params["tiled"])
+            first = _first(x, params["split_axis"], workers, True)  # tiled or not
+            return _stack(first, params["concat_axis"], workers, True)
         case "reduce_scatter":
             first = _first(x, params["scatter_dimension"], workers, params["tiled"])
             return first * jnp.asarray(workers, x.dtype)

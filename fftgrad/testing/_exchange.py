@@ -109,7 +109,7 @@ def _check(laws: Laws, exchange: Exchange, like: PyTree, mesh: Mesh, max_error: 
     _bytes(laws, exchange, like, audit(program), name)
 
     state = init()
-    first = None
+    got = first = None
     for number in range(_laws.STEPS[-1] + 1):
         inputs, when = _inputs_of(like, workers, number), f"{name}, step {number}"
         for what in inputs if number == 0 else (USUAL,):  # the last one in any case
