@@ -38,7 +38,7 @@ from fftgrad.exchanges._parts import Codecs, DenseByName, Likes, Parts, Payloads
 from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._schedule import Scheduled
 from fftgrad.memories import ErrorFeedback
-from fftgrad.ops import _finite, _shapes, _wire
+from fftgrad.ops import _collectives, _finite, _shapes, _wire
 
 __all__ = ["Autoencoder", "LearnedCodes", "LearnedCodesState", "lgc"]
 
@@ -266,24 +266,9 @@ class LearnedCodes(Exchange):
         if self.until:
             phases = (self.at(0), self.at(self.until))
             return _schedule.common("wire_bytes", self, [p.wire_bytes(like) for p in phases])
-        likes = _parts.vector_likes(like)
-        codec = self._codec(like, likes)
-        if not _chosen(codec):
-            return AllReduce().wire_bytes(like)
-        payloads = codec.payload_spec(likes)
-        k = sum(math.prod(payloads[i].main.shape) for i in _chosen(codec))
-        code = math.prod(self.autoencoder.code_shape(k))
-        dense = sum(4 * math.prod(p.main.shape) for p in payloads) - 4 * k
-        always = dense + sum(4 * leaf.size for leaf in jax.tree.leaves([p.side for p in payloads]))
-        vector = jax.ShapeDtypeStruct((k,), jnp.float32)
-        if self.until is None:
-            return always + _wire.nbytes(vector)
-        if self.variant == "all_reduce":
-            return always + 8 + 4 * code
-        gain = jax.ShapeDtypeStruct((1,), jnp.float32)
-        innovation = _chain.payload_spec(self._pick(codec, likes), vector)
-        words = -(-code * jnp.dtype(CODE_DTYPE).itemsize // 4)
-        return always + 4 * words + _wire.nbytes((gain, innovation))
+        comm = Comm("worker", Step.of(0))  # traced, as for `link_bytes`
+        mean = lambda x: self.mean(x, self.init(x), comm).mean  # noqa: E731
+        return sum(c.bytes for c in _collectives.collectives(mean, {"worker": 2}, like))
 
     def link_bytes(self, like: PyTree, workers: int) -> float:
         if self.until:

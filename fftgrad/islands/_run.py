@@ -1,6 +1,5 @@
 """Agreements of a run: run.json with the model and the settings, and the names of islands."""
 
-import dataclasses
 from typing import Any
 
 from fftgrad._values import check, check_count, check_kind, check_within, value
@@ -56,8 +55,7 @@ class Settings:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings for JSON, with the exchange as text."""
-        names = (field.name for field in dataclasses.fields(self))
-        return {name: getattr(self, name) for name in names} | {"exchange": repr(self.exchange)}
+        return vars(self) | {"exchange": repr(self.exchange)}
 
 
 def enter_run(model: Model, settings: Settings, own: str) -> Steps[bytes]:

@@ -43,10 +43,6 @@ class Trip(NamedTuple):
     places: jax.Array | None
 
 
-Run = Callable[[jax.Array, PyTree, jax.Array], Trip]
-"""Function of a vector, a state and the number of the step."""
-
-
 def check_codec(
     codec: Codec,
     sizes: Sequence[int] = SIZES,
@@ -106,7 +102,7 @@ def check_codec(
         _unbiased(laws, codec, small)
 
 
-def _compiled(codec: Codec, n: int) -> Run:
+def _compiled(codec: Codec, n: int) -> Callable[..., Trip]:
     """Compile one step for a vector of length n."""
     like = _like(n)
 
@@ -138,7 +134,7 @@ def _back(codec: Codec, x: jax.Array) -> jax.Array:
     return codec.decompress(payload, _like(x.size), _step())
 
 
-def _shapes(laws: Laws, codec: Codec, run: Run, n: int) -> None:
+def _shapes(laws: Laws, codec: Codec, run: Callable[..., Trip], n: int) -> None:
     like = _like(n)
     rule = f"compress and decompress must trace for float32[{n}]"
     remedy = "use jax.numpy, no Python `if` on values, and no sizes that depend on values."
@@ -177,7 +173,7 @@ def _shapes(laws: Laws, codec: Codec, run: Run, n: int) -> None:
         laws.need(isinstance(codec.shard(4), Codec), "shapes", rule, "another", "return self.")
 
 
-def _values(laws: Laws, codec: Codec, trip: Run, n: int, max_error: float) -> None:
+def _values(laws: Laws, codec: Codec, trip: Callable[..., Trip], n: int, max_error: float) -> None:
     """Laws of values, in each of the first steps, with the state of the step before."""
     state = _start(codec, n)
     for number in range(_laws.STEPS[-1] + 1):

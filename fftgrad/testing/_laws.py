@@ -124,11 +124,10 @@ class Laws:
     ) -> None:
         """Law: the result for x has at most this relative error, and is zero for zeros."""
         norm, error = (float(np.linalg.norm(a)) for a in (flat(x), flat(x) - flat(back)))
-        self.need(
-            error <= max_error * norm * (1 + 1e-6) or math.isinf(max_error), "fidelity",
-            f"{what} must be at most {max_error:g} ||x|| away from x",
-            f"{error:.3g} for ||x|| = {norm:.3g}, {where}", remedy,
-        )  # fmt: skip
+        close = error <= max_error * norm * (1 + 1e-6) or math.isinf(max_error)
+        rule = f"{what} must be at most {max_error:g} ||x|| away from x"
+        got = f"{error:.3g} for ||x|| = {norm:.3g}, {where}"
+        self.need(close, "fidelity", rule, got, remedy)
 
 
 def values(n: int, seed: int = 0) -> np.ndarray:
