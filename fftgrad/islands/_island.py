@@ -213,7 +213,9 @@ class Island:
         known = (like, np.int64(0))
         if self._courier is not None:
             known = (self._member.anchor.params, np.int64(self._member.anchor.round))
-        tree, base = _share(known)
+        if jax.process_count() > 1:
+            known = jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(known))
+        tree, base = known
         self._start = self._model.as_held(tree)
         self._base = int(base)
 
@@ -305,13 +307,6 @@ def _first_says(ask: Callable[[], bool]) -> bool:
     if told == FAILED:
         raise failure or RuntimeError("Island: the first process failed; see its error.")
     return told == YES
-
-
-def _share(tree: PyTree) -> PyTree:
-    """Broadcast arrays of the first process to all processes of the island."""
-    if jax.process_count() == 1:
-        return tree
-    return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(tree))
 
 
 PAUSE = 5.0

@@ -57,7 +57,10 @@ why not  "loss": the final loss of small models was not close to dense's, or was
          less than half of this compression"""
 
 
-def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+Run = Callable[[argparse.Namespace], None]
+
+
+def plan_command(parser: argparse.ArgumentParser) -> Run:
     model = parser.add_mutually_exclusive_group(required=True).add_argument
     model("--model", metavar="NAME", help=f"a transformer: {', '.join(MODELS)}")
     model("--layers", type=int, metavar="N", help="layers of a Llama, with --width")
@@ -87,6 +90,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--algorithm", choices=get_args(Algorithm), default="fastest", help=text)
     text = "time each codec on this machine; needs minutes, and the memory of the model"
     add("--measure", action="store_true", help=text)
+    return run_plan
 
 
 def run_plan(args: argparse.Namespace) -> None:
@@ -180,14 +184,11 @@ gradients of two processes:
 """
 
 
-def _analyze_arguments(parser: argparse.ArgumentParser) -> None:
+def analyze_command(parser: argparse.ArgumentParser) -> Run:
     text = "files of save_gradients, one for each process, or an .npz file of one tree of arrays"
     parser.add_argument("gradients", nargs="+", help=text)
-
-
-def run_analyze(args: argparse.Namespace) -> None:
-    """Print what gradients look like."""
-    print(_gradients.show(planning.analyze(planning.load_gradients(*args.gradients))))
+    analyze = lambda files: planning.analyze(planning.load_gradients(*files))  # noqa: E731
+    return lambda args: print(_gradients.show(analyze(args.gradients)))
 
 
 BENCH = """\
@@ -197,11 +198,12 @@ time the codecs, and write a file of this device for fftgrad plan --device:
 """
 
 
-def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+def bench_command(parser: argparse.ArgumentParser) -> Run:
     text = "lengths of the random, heavy-tailed vectors (default: 1Mi,16Mi)"
     parser.add_argument("--sizes", default="1Mi,16Mi", metavar="N,N", help=text)
     text = "seconds for each length, without compilation (default: 10)"
     parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help=text)
+    return run_bench
 
 
 CODECS: dict[str, fg.Codec] = {
@@ -325,14 +327,10 @@ ROUNDS = 8
 """The table has so many of the last rounds."""
 
 
-def _islands_arguments(parser: argparse.ArgumentParser) -> None:
+def islands_command(parser: argparse.ArgumentParser) -> Run:
     parser.add_argument("what", choices=["status"], help="show the last rounds")
     parser.add_argument("url", help="URL of the store: s3://, gs://, az://, or a folder")
-
-
-def run_islands(args: argparse.Namespace) -> None:
-    """Print the state of a run of islands."""
-    print(show_islands(fg.islands.status(args.url)))
+    return lambda args: print(show_islands(fg.islands.status(args.url)))
 
 
 def show_islands(found: fg.islands.Status) -> str:
@@ -355,21 +353,16 @@ def _plain(text: str) -> str:
     return "".join(mark if mark.isprintable() else "?" for mark in text)
 
 
-COMMANDS: dict[str, tuple[str, str, Callable[..., None], Callable[..., None]]] = {
+COMMANDS = {
     "plan": (
         "predict whether compression pays over your link; print the code to paste",
-        PLAN, _plan_arguments, run_plan,
+        PLAN,
+        plan_command,
     ),
-    "analyze": (
-        "analyze saved gradients and recommend a codec",
-        ANALYZE, _analyze_arguments, run_analyze,
-    ),
-    "bench": ("time the codecs on this machine", BENCH, _bench_arguments, run_bench),
-    "islands": (
-        "show the last rounds of a run of islands",
-        ISLANDS, _islands_arguments, run_islands,
-    ),
-}  # fmt: skip
+    "analyze": ("analyze saved gradients and recommend a codec", ANALYZE, analyze_command),
+    "bench": ("time the codecs on this machine", BENCH, bench_command),
+    "islands": ("show the last rounds of a run of islands", ISLANDS, islands_command),
+}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -381,7 +374,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fftgrad {version('fftgrad')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, (about, examples, add_arguments, run) in COMMANDS.items():
+    for name, (about, examples, command) in COMMANDS.items():
         own = commands.add_parser(
             name,
             help=about,
@@ -389,8 +382,7 @@ def make_parser() -> argparse.ArgumentParser:
             epilog=f"{examples}\n{EXIT_CODES}",
             formatter_class=formatter,
         )
-        add_arguments(own)
-        own.set_defaults(run=run)
+        own.set_defaults(run=command(own))
     return parser
 
 

@@ -258,7 +258,9 @@ def _measured(row: Candidate, values: int, workers: int, device: Device) -> tupl
     compress = _at([(p.values, p.compress) for p in line], values)
     decompress = _at([(p.values, p.decompress) for p in line], values)
     if _gathers(row):
-        others = (workers - most) * _each_worker(points) * values
+        few, many = (p for p in points if [q.values for q in points].count(p.values) == 2)
+        each = max(0.0, many.decompress - few.decompress) / (many.workers - few.workers)
+        others = (workers - most) * (each / few.values) * values
         decompress = max(decompress * min(1.0, workers / most), decompress + others)
     return compress * slower, decompress * slower
 
@@ -278,12 +280,6 @@ def _gathers(row: Candidate) -> bool:
     exchange = row.recipe.exchange
     own = exchange.slow if isinstance(exchange, fg.Hierarchical) else exchange
     return isinstance(own, fg.AllGather)
-
-
-def _each_worker(points: Sequence[Point]) -> float:
-    """Seconds that decoding takes for each value and worker."""
-    few, many = (p for p in points if [q.values for q in points].count(p.values) == 2)
-    return max(0.0, many.decompress - few.decompress) / (many.workers - few.workers) / few.values
 
 
 def _at(points: Sequence[tuple[int, float]], values: int) -> float:

@@ -157,8 +157,10 @@ def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0)
     check(workers > 1, "measure_link(mesh)", rule, workers, remedy)
     found, longest = list[Sent](), dict[int, float]()
     for size in SIZES:
-        if len(longest) > 1 and _is_long(longest, size, seconds):
-            break
+        if len(longest) > 1:  # the bytes of this size take so long; its latency is no reason
+            (small, before), (large, last) = list(longest.items())[-2:]
+            if (last - before) / (large - small) * (size - large) > 4 * max(seconds, last):
+                break
         for kind, collective in COLLECTIVES.items():
             own = size // workers if kind == "all-gather" else size
             took = _time(mesh, axis_name, collective, own, seconds)
@@ -166,15 +168,6 @@ def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0)
             found.append(Sent(kind, rounds(kind, workers), over, took))
         longest[size] = max(sent.seconds for sent in found[-len(COLLECTIVES) :])
     return fit(found)
-
-
-def _is_long(longest: dict[int, float], size: int, seconds: float) -> bool:
-    """True if the bytes of a size take too long; its latency is that of the size before.
-
-    If latency alone takes longer than `seconds`, the limit is four times the size before.
-    """
-    (small, before), (large, last) = list(longest.items())[-2:]
-    return (last - before) / (large - small) * (size - large) > 4 * max(seconds, last)
 
 
 def fit(found: list[Sent]) -> Link:
