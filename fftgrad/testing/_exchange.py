@@ -105,7 +105,13 @@ def _check(laws: Laws, exchange: Exchange, like: PyTree, mesh: Mesh, max_error: 
         args = rows, state, jax.ShapeDtypeStruct((), jnp.int32)
         out: Averaged = jax.eval_shape(run, *args)
         program = run.lower(*args).compile(compiler_options=_laws.options(size))
-    _shapes(laws, out, rows, state, workers)
+    remedy = "reshape and cast it to the shape and dtype of x."
+    laws.same_spec("mean, a row a worker,", out.mean, rows, remedy)
+    if out.error is not None:
+        laws.same_spec("error, a row a worker,", out.error, rows, remedy)
+    count = jax.ShapeDtypeStruct((workers,), jnp.int32)
+    laws.same_spec("overflow, a row a worker,", out.stats.overflow, count, "return 0.")
+    laws.same_state(out.state, state)
     _bytes(laws, exchange, like, audit(program), name)
 
     state = init()
@@ -160,16 +166,6 @@ def _good(laws: Laws, x: PyTree, got: Averaged, workers: int, where: str) -> Non
         close = np.abs(_laws.flat(found) - _laws.flat(wanted)).max() <= rounded
         if not close:
             laws.near("mean", rule, found, wanted, where, remedy, most=1e-3)
-
-
-def _shapes(laws: Laws, out: Averaged, rows: PyTree, state: PyTree, workers: int) -> None:
-    remedy = "reshape and cast it to the shape and dtype of x."
-    laws.same_spec("mean, a row a worker,", out.mean, rows, remedy)
-    if out.error is not None:
-        laws.same_spec("error, a row a worker,", out.error, rows, remedy)
-    count = jax.ShapeDtypeStruct((workers,), jnp.int32)
-    laws.same_spec("overflow, a row a worker,", out.stats.overflow, count, "return 0.")
-    laws.same_state(out.state, state)
 
 
 def _bytes(

@@ -29,14 +29,9 @@ FLIPPED = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Laws:
-    """Laws of one part.
+    """Laws of one part."""
 
-    Attributes:
-      check: name of the public function, such as "check_codec".
-      part: the part to check.
-    """
-
-    check: str
+    check: str  # name of the public function, such as "check_codec"
     part: Any
 
     def need(self, holds: object, law: str, rule: str, got: str, remedy: str) -> None:
