@@ -246,21 +246,18 @@ def candidates(
     signs = fg.Recipe(fg.TwoStage(fg.Sign(), workers), decayed)
     two_bits = fg.TwoStage(fg.codecs.LloydMax(bits=2, block=256), workers)
     filled = fg.Recipe(fg.TwoStage(fg.Budget(ratio=25), workers), feedback)
-    four_bits = fg.chain(fg.TopK(0.04), fg.LogQuantizer(bits=4))
+    four_bits = fg.TwoStage(fg.chain(fg.TopK(0.04), fg.LogQuantizer(bits=4)), workers)
+    picked = fg.Recipe(four_bits, decayed)
     rows = [
-        _row("dense float32", fg.Recipe(fg.AllReduce())),
-        _row("dense bfloat16", fg.Recipe(halves)),
+        Candidate("dense float32", fg.AllReduce(), dense=True, loss="as dense"),
+        Candidate("dense bfloat16", halves, dense=True, loss="as dense"),
         _row("QSGD 4 bits", fg.methods.qsgd(bits=4)),
         _row("EDEN 1 bit (DRIVE)", fg.methods.eden()),
         _row("TernGrad, shared scale", fg.methods.terngrad(workers=workers)),
         _row("random-k 10 %", fg.methods.random_k(0.1), optimizer=LATE),
         _row("shared top-k 4 %", fg.Recipe(fg.LeaderTopK(fg.TopK(0.04)), decayed), optimizer=LATE),
         _row("top-k 4 %, 4 bits", top_k(0.04, 4, memory=decayed), optimizer=LATE),
-        _row(
-            "two stages, top-k 4 %, 4 bits",
-            fg.Recipe(fg.TwoStage(four_bits, workers), decayed),
-            optimizer=LATE,
-        ),
+        _row("two stages, top-k 4 %, 4 bits", picked, optimizer=LATE),
         _row("DCT 64, 4 %, 4 bits", top_k(0.04, 4, transform=dct, memory=decayed), optimizer=LATE),
         _row("two stages 25x, Muon", filled, optimizer=MUON),
         _row("signs, two stages", signs, optimizer=LATE),
@@ -272,12 +269,11 @@ def candidates(
     matrices = any(math.prod(shape) <= BUCKET_LIMIT for shape in shapes)
     sides = {side for shape in shapes for side in (math.prod(shape[:-1]), shape[-1])}
     if matrices:
-        for name, exchange in {
-            "4 local steps of Muon, 25x": fg.AllGather(fg.Budget(ratio=25)),
-            "4 local steps, two stages, Muon": fg.TwoStage(fg.Budget(ratio=12.5), workers),
-        }.items():
-            own = fg.Recipe(exchange, feedback)
-            rows.append(_row(name, own, every=4, optimizer=LOCAL_MUON))
+        local = functools.partial(_row, every=4, optimizer=LOCAL_MUON)
+        own = fg.Recipe(fg.AllGather(fg.Budget(ratio=25)), feedback)
+        both = fg.Recipe(fg.TwoStage(fg.Budget(ratio=12.5), workers), feedback)
+        rows += [local("4 local steps of Muon, 25x", own)]
+        rows += [local("4 local steps, two stages, Muon", both)]
     if matrices and fast == 1:
         power_sgd = fg.methods.power_sgd(4)
         turned = fg.Eigenbasis(fg.TwoStage(fg.Budget(ratio=50), workers))
@@ -299,8 +295,7 @@ def candidates(
 
 
 def _row(name: str, recipe: fg.Recipe, **options: Any) -> Candidate:
-    """A candidate with its loss and its steps from `SEEN`, which only dense ones are not in."""
-    if (seen := SEEN.get(name)) is None:
-        return Candidate(name, recipe, dense=True, loss="as dense")
+    """A candidate with its loss and its steps from `SEEN`."""
+    seen = SEEN[name]
     options |= {key: getattr(seen, key, None) for key in ("steps", "ratio")}
     return Candidate(name, recipe, loss=seen.kind, **options)

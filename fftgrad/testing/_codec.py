@@ -90,8 +90,13 @@ def check_codec(
     trips = {n: _compiled(codec, n) for n in sizes}
     for n, trip in trips.items():
         _shapes(laws, codec, trip, n)
+
+    def back(x: jax.Array) -> jax.Array:
+        payload = codec.compress(x, _start(codec, x.size), _step()).payload
+        return codec.decompress(payload, _like(x.size), _step())
+
     inputs, where = [_laws.values(small, seed) for seed in range(3)], f"for {ORDINARY}"
-    laws.programs(lambda x: _back(codec, x), inputs, f"{where}, float32[{small}]", PURE, eager)
+    laws.programs(back, inputs, f"{where}, float32[{small}]", PURE, eager)
     if isinstance(codec, Transform):
         _transform(laws, codec, small)
     for n, trip in trips.items():
@@ -126,12 +131,6 @@ def _compiled(codec: Codec, n: int) -> Callable[..., Trip]:
         )
 
     return jax.jit(trip, compiler_options=_laws.options(n))
-
-
-def _back(codec: Codec, x: jax.Array) -> jax.Array:
-    """Return the decoded vector of the first step."""
-    payload = codec.compress(x, _start(codec, x.size), _step()).payload
-    return codec.decompress(payload, _like(x.size), _step())
 
 
 def _shapes(laws: Laws, codec: Codec, run: Callable[..., Trip], n: int) -> None:
