@@ -65,8 +65,6 @@ CONTRACTS = {
 }
 EXTRAS = {
     "_storage.py": {"orbax", "tensorstore"},
-    "_gradients.py": {"matplotlib"},
-    "_plan.py": {"matplotlib"},
     "votes.py": {"dp_accounting"},
     "_autoencoder.py": {"flax"},
     "_store.py": {"obstore"},

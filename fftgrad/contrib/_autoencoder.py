@@ -10,7 +10,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import PyTree, Step
-from fftgrad._values import missing_extra, value
+from fftgrad._values import check, missing_extra, value
 from fftgrad.codecs import _quantizers
 from fftgrad.codecs._top_k import TopK
 from fftgrad.ops import _finite
@@ -81,11 +81,13 @@ class Autoencoder:
 
     def __post_init__(self) -> None:
         sizes = (*self.encoder, self.code, *self.decoder)
-        if min(sizes) < 1 or len(self.encoder) != len(self.decoder) or not self.encoder:
-            raise ValueError(
-                "Autoencoder(encoder, code, decoder): must be positive channels in as many layers, "
-                f"got {self.encoder}, {self.code}, {self.decoder}; use (8, 8), 4, (8, 8)."
-            )
+        fine = min(sizes) >= 1 and 0 < len(self.encoder) == len(self.decoder)
+        argument, rule = (
+            "Autoencoder(encoder, code, decoder)",
+            "be positive channels in as many layers",
+        )
+        found = f"{self.encoder}, {self.code}, {self.decoder}"
+        check(fine, argument, rule, found, "use (8, 8), 4, (8, 8).")
         check_key("Autoencoder(seed)", self.seed)
 
     @property
@@ -201,12 +203,11 @@ def learn(
     pick: TopK | None,
     rate: float,
 ) -> tuple[PyTree, jax.Array]:
-    """Take one step of gradient descent on the values of all workers, equal on all workers.
+    """Take one step of gradient descent on the values of all workers, float32[w, k].
 
-    `values`, float32[w, k], are the workers' values at the shared positions. `lead` is the number
-    of the worker whose code all decode. `pick` selects the innovations; None decodes the mean code.
-    The gradient is clipped to norm 1, and a step that is not finite changes nothing. Return the
-    next parameters, and the relative error of the current ones.
+    `lead` is the worker whose code all decode, `pick` as in `loss`. The gradient is clipped to norm
+    1, and a step that is not finite changes nothing. Return the next parameters, and the relative
+    error of the current ones.
     """
     # Otherwise JAX would sum the gradient over another axis of the mesh.
     params = jax.tree.map(lambda p: _axes.vary_like(p, values), params)

@@ -8,6 +8,7 @@ which accumulates pulls, would drift from its optimum. If weights are unequal, e
 the pull is scaled by its weight over the largest weight.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Comm, PyTree, Step
-from fftgrad._values import brief, check_within
+from fftgrad._values import brief, check, check_within
 from fftgrad.exchanges import _bucketing, _parts
 from fftgrad.exchanges._bucketing import Bucket, Bucketing, Join
 from fftgrad.exchanges._parts import Codecs, Likes, Parts, Vectors
@@ -36,27 +37,21 @@ Weights = npt.NDArray[np.float64]
 class Graph(NamedTuple):
     """Matrix of weights, decomposed into the permutations in which buffers travel.
 
-    Attributes:
-      largest: largest weight of a neighbor; 0.0 without neighbors.
-      sources: permutations of the workers, with the neighbor from which each one receives. A worker
-        with fewer neighbors than others receives from itself, without effect.
-      shares: weight over the largest weight, for each permutation and worker.
+    A worker with fewer neighbors than others receives from itself, without effect.
     """
 
-    largest: float
-    sources: list[tuple[int, ...]]
-    shares: npt.NDArray[np.float32]
+    largest: float  # weight of a neighbor; 0.0 without neighbors
+    sources: list[tuple[int, ...]]  # of each permutation, the neighbor that each worker hears
+    shares: npt.NDArray[np.float32]  # weight over the largest, for each permutation and worker
 
 
 def graph_of(owner: str, weights: npt.ArrayLike) -> Graph:
     """Check that a matrix is symmetric and doubly stochastic, and decompose it."""
     w = np.asarray(weights, np.float64)
     square = w.ndim == 2 and w.shape[0] == w.shape[1] > 0
-    if not square or w.min() < 0 or not np.allclose(w, w.T) or not np.allclose(w.sum(1), 1):
-        raise ValueError(
-            f"{owner}(weights): must be a symmetric matrix [workers, workers] of weights >= 0 with "
-            f"rows that sum to 1, got {brief(weights)}; use gossip.ring(workers)."
-        )
+    fine = square and w.min() >= 0 and np.allclose(w, w.T) and np.allclose(w.sum(1), 1)
+    rule = "be a symmetric matrix [workers, workers] of weights >= 0 with rows that sum to 1"
+    check(fine, f"{owner}(weights)", rule, brief(weights), "use gossip.ring(workers).")
     others = w * (1 - np.eye(len(w)))
     largest = float(others.max())
     sources = _permutations(others > 0)
@@ -101,67 +96,44 @@ def _permutations(hears: npt.NDArray[np.bool_]) -> list[tuple[int, ...]]:
 
 
 class Copied(NamedTuple):
-    """A float32 tree that the neighbors copy.
+    """A float32 tree that the neighbors copy."""
 
-    Attributes:
-      copy: the neighbors' copy of this worker's tree.
-      pull: Σ_j (copy_j - copy_i) over the neighbors j.
-      rest: rounding error of the pull.
-    """
-
-    copy: PyTree
-    pull: PyTree
-    rest: PyTree
+    copy: PyTree  # the neighbors' copy of this worker's tree
+    pull: PyTree  # Σ_j (copy_j - copy_i) over the neighbors j
+    rest: PyTree  # rounding error of the pull
 
 
 class Links(NamedTuple):
-    """A worker's state of the exchange with its neighbors.
-
-    Attributes:
-      trees: the trees that the neighbors copy.
-      codecs: states of the codecs.
-      skipped: number of messages of this worker and its neighbors that were not finite.
-      overflow: number of this worker's values that no codec could represent.
-    """
+    """A worker's state of the exchange with its neighbors."""
 
     trees: tuple[Copied, ...]
-    codecs: PyTree
-    skipped: jax.Array
-    overflow: jax.Array
+    codecs: PyTree  # their states
+    skipped: jax.Array  # messages of this worker and its neighbors that were not finite
+    overflow: jax.Array  # values of this worker that no codec could represent
 
 
-class Gossip(NamedTuple):
+@dataclasses.dataclass
+class Gossip:
     """Checked arguments of an optimizer that exchanges with neighbors."""
 
     owner: str
     codecs: tuple[Codecs, ...]
-    graph: Graph
+    weights: dataclasses.InitVar[npt.ArrayLike]
     gamma: float
     key: jax.Array | int
     axis_name: AxisName
     bucketing: Bucketing
 
-    @classmethod
-    def of(
-        cls,
-        owner: str,
-        codecs: tuple[Codecs, ...],
-        weights: npt.ArrayLike,
-        gamma: float,
-        key: jax.Array | int,
-        axis_name: AxisName,
-        bucketing: Bucketing,
-    ) -> "Gossip":
-        """Check the arguments, and use the scope of the codec or rule for the bucketing."""
-        for codec in codecs:
+    def __post_init__(self, weights: npt.ArrayLike) -> None:
+        owner, scope = self.owner, self.bucketing.scope or _parts.scope_of(self.codecs[-1])
+        for codec in self.codecs:
             _parts.check_codec(owner, codec)
-        check_within(f"{owner}(gamma)", gamma, "(0, 1]", "use 0.5, or 1.0 for a lossless codec.")
-        _axes.check_names(f"{owner}(axis_name)", axis_name)
-        check_key(f"{owner}(key)", key)
-        scope = bucketing.scope or _parts.scope_of(codecs[-1])
-        bucketing = Bucketing(scope, bucketing.bucket_bytes)
-        graph = graph_of(owner, weights)
-        return cls(owner, codecs, graph, float(gamma), key, axis_name, bucketing)
+        remedy = "use 0.5, or 1.0 for a lossless codec."
+        check_within(f"{owner}(gamma)", self.gamma, "(0, 1]", remedy)
+        _axes.check_names(f"{owner}(axis_name)", self.axis_name)
+        check_key(f"{owner}(key)", self.key)
+        self.bucketing = Bucketing(scope, self.bucketing.bucket_bytes)
+        self.graph = graph_of(owner, weights)
 
     def init(self, copies: Sequence[PyTree], params: PyTree) -> PerWorker:
         """Return the state before the first step, in which all workers know all copies.
@@ -184,17 +156,12 @@ class Gossip(NamedTuple):
         refuse_masked(updates, self.owner, "")
         refuse_weight(self.owner, extra.get("weight"), "neighbors average parameters")
         check_local(updates, self.axis_name, self.owner)
-        workers = _axes.size(self.axis_name, self.owner)
-        if workers != self.graph.shares.shape[1]:
-            raise ValueError(
-                f"{self.owner}(weights): must have a row for each of {workers} workers, got "
-                f"{self.graph.shares.shape[1]}; use gossip.ring({workers})."
-            )
-        if params is None:
-            raise ValueError(
-                f"{self.owner}.update(params): must be parameters, got None; call "
-                "tx.update(grads, state, params)."
-            )
+        workers, rows = _axes.size(self.axis_name, self.owner), self.graph.shares.shape[1]
+        rule, remedy = f"have a row for each of {workers} workers", f"use gossip.ring({workers})."
+        check(workers == rows, f"{self.owner}(weights)", rule, rows, remedy)
+        remedy = "call tx.update(grads, state, params)."
+        argument = f"{self.owner}.update(params)"
+        check(params is not None, argument, "be parameters", "None", remedy)
         check_own(self.owner, params, self.axis_name)
         return params
 
@@ -244,7 +211,7 @@ class Gossip(NamedTuple):
 
     def drawn(self, moves: PyTree, tree: Copied) -> PyTree:
         """Add γ times the weighted pull of the neighbors to an optimizer's updates."""
-        share = self.gamma * self.graph.largest
+        share = float(self.gamma) * self.graph.largest
 
         def both(move: jax.Array, pull: jax.Array, rest: jax.Array) -> jax.Array:
             return (move + share * (pull + rest)).astype(move.dtype)
@@ -281,12 +248,7 @@ class _Sums(NamedTuple):
 
 
 def _add(
-    codec: Parts,
-    buffers: jax.Array,
-    likes: Likes,
-    step: Step,
-    shares: jax.Array,
-    equal: np.bool_,
+    codec: Parts, buffers: jax.Array, likes: Likes, step: Step, shares: jax.Array, equal: np.bool_
 ) -> tuple[jax.Array, _Sums]:
     """Decode the buffers of this worker and its neighbors, and sum them.
 

@@ -23,14 +23,7 @@ from fftgrad.exchanges._shards import PerWorker, add_worker_axis, drop_worker_ax
 from fftgrad.ops import _count, _finite
 from fftgrad.training._gradients import checked_like
 
-__all__ = [
-    "beer",
-    "choco_sgd",
-    "consensus_distance",
-    "largest_gamma",
-    "ring",
-    "torus",
-]
+__all__ = ["beer", "choco_sgd", "consensus_distance", "largest_gamma", "ring", "torus"]
 
 
 def ring(workers: int) -> Weights:
@@ -106,18 +99,11 @@ def _equal(hears: Weights) -> Weights:
 
 
 class ChocoState(NamedTuple):
-    """State of `choco_sgd`.
+    """State of `choco_sgd`."""
 
-    Attributes:
-      step: number of updates, int32, equal on all workers.
-      inner: each worker's own state of the inner optimizer.
-      neighbors: the public copy of each worker's parameters, the pull of its neighbors, and
-        counters.
-    """
-
-    step: jax.Array
-    inner: PerWorker
-    neighbors: PerWorker
+    step: jax.Array  # number of updates, int32, equal on all workers
+    inner: PerWorker  # each worker's own state of the inner optimizer
+    neighbors: PerWorker  # public copies of the parameters, pulls of the neighbors, and counters
 
 
 def choco_sgd(
@@ -188,7 +174,7 @@ def choco_sgd(
       Koloskova et al., ICML 2019, arXiv:1902.00340; ICLR 2020, arXiv:1907.09356.
     """
     check_transformation("choco_sgd(inner)", inner)
-    links = Gossip.of("choco_sgd", (codec,), weights, gamma, key, axis_name, bucketing)
+    links = Gossip("choco_sgd", (codec,), weights, gamma, key, axis_name, bucketing)
 
     def init(params: optax.Params) -> ChocoState:
         checked_like(params, "choco_sgd")
@@ -213,31 +199,18 @@ def choco_sgd(
 
 
 class Estimate(NamedTuple):
-    """A worker's estimate of the mean gradient.
+    """A worker's estimate of the mean gradient."""
 
-    Attributes:
-      of_all: v, the estimate.
-      own: the worker's last gradient.
-    """
-
-    of_all: Any
-    own: Any
+    of_all: Any  # v, the estimate
+    own: Any  # the worker's last gradient
 
 
 class BeerState(NamedTuple):
-    """State of `beer`.
-
-    Attributes:
-      step: number of updates, int32, equal on all workers.
-      inner: each worker's own state of the inner optimizer.
-      estimate: each worker's estimate of the mean gradient, and its last gradient, float32.
-      neighbors: the public copies of each worker's tracked gradient and parameters, the pulls of
-        its neighbors on both, and counters.
-    """
+    """State of `beer`: that of `choco_sgd`, also for the tracked gradient, and `estimate`."""
 
     step: jax.Array
     inner: PerWorker
-    estimate: PerWorker
+    estimate: PerWorker  # float32
     neighbors: PerWorker
 
 
@@ -321,7 +294,7 @@ def beer(
     """
     check_transformation("beer(inner)", inner)
     codecs = (codec if gradients is None else gradients, codec)
-    links = Gossip.of("beer", codecs, weights, gamma, key, axis_name, bucketing)
+    links = Gossip("beer", codecs, weights, gamma, key, axis_name, bucketing)
 
     def init(params: optax.Params) -> BeerState:
         checked_like(params, "beer")

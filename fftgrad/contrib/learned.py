@@ -26,7 +26,7 @@ from fftgrad._contracts import (
     Stats,
     Step,
 )
-from fftgrad._values import check_choice, check_count, check_kind, check_within, value
+from fftgrad._values import check, check_choice, check_count, check_kind, check_within, value
 from fftgrad.codecs import _chain, _sum
 from fftgrad.codecs._top_k import TopK
 from fftgrad.codecs._transforms import Identity
@@ -38,7 +38,7 @@ from fftgrad.exchanges._parts import Codecs, DenseByName, Likes, Parts, Payloads
 from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._schedule import Scheduled
 from fftgrad.memories import ErrorFeedback
-from fftgrad.ops import _finite, _shapes, _wire
+from fftgrad.ops import _collectives, _finite, _shapes, _wire
 
 __all__ = ["Autoencoder", "LearnedCodes", "LearnedCodesState", "lgc"]
 
@@ -266,24 +266,9 @@ class LearnedCodes(Exchange):
         if self.until:
             phases = (self.at(0), self.at(self.until))
             return _schedule.common("wire_bytes", self, [p.wire_bytes(like) for p in phases])
-        likes = _parts.vector_likes(like)
-        codec = self._codec(like, likes)
-        if not _chosen(codec):
-            return AllReduce().wire_bytes(like)
-        payloads = codec.payload_spec(likes)
-        k = sum(math.prod(payloads[i].main.shape) for i in _chosen(codec))
-        code = math.prod(self.autoencoder.code_shape(k))
-        dense = sum(4 * math.prod(p.main.shape) for p in payloads) - 4 * k
-        always = dense + sum(4 * leaf.size for leaf in jax.tree.leaves([p.side for p in payloads]))
-        vector = jax.ShapeDtypeStruct((k,), jnp.float32)
-        if self.until is None:
-            return always + _wire.nbytes(vector)
-        if self.variant == "all_reduce":
-            return always + 8 + 4 * code
-        gain = jax.ShapeDtypeStruct((1,), jnp.float32)
-        innovation = _chain.payload_spec(self._pick(codec, likes), vector)
-        words = -(-code * jnp.dtype(CODE_DTYPE).itemsize // 4)
-        return always + 4 * words + _wire.nbytes((gain, innovation))
+        comm = Comm("worker", Step.of(0))  # traced, as for `link_bytes`
+        mean = lambda x: self.mean(x, self.init(x), comm).mean  # noqa: E731
+        return sum(c.bytes for c in _collectives.collectives(mean, {"worker": 2}, like))
 
     def link_bytes(self, like: PyTree, workers: int) -> float:
         if self.until:
@@ -295,11 +280,10 @@ class LearnedCodes(Exchange):
         codec = _parts.codec_of(self.codec, like)
         for part, vector in zip(codec.codecs, likes, strict=True):
             selects = isinstance(part, Selector) and not part.last
-            if part != Identity() and (not selects or _chain.counts_overflow(part, vector)):
-                raise ValueError(
-                    f"LearnedCodes(codec): must be a selector of a fixed number of values, got "
-                    f"{part!r}; use TopK or ChunkTopK, or Identity() for dense parts."
-                )
+            fine = part == Identity() or (selects and not _chain.counts_overflow(part, vector))
+            rule = "be a selector of a fixed number of values"
+            remedy = "use TopK or ChunkTopK, or Identity() for dense parts."
+            check(fine, "LearnedCodes(codec)", rule, repr(part), remedy)
         return codec
 
     def _pick(self, codec: Parts, likes: Likes) -> TopK:
@@ -323,24 +307,14 @@ def _fit(wanted: jax.Array, found: jax.Array, size: jax.Array) -> jax.Array:
 
 
 class _Outcome(NamedTuple):
-    """Outcome of a phase.
+    """Outcome of a phase."""
 
-    Attributes:
-      mean: mean of the values at the support, float32[k].
-      sent: values of this worker that the others received.
-      dense: means of the dense parts.
-      sides: positions of the other parts.
-      autoencoder: next parameters of the autoencoder.
-      error: relative error of the autoencoder, float32[1].
-      stats: flags of the collective.
-    """
-
-    mean: jax.Array
-    sent: jax.Array
-    dense: list[jax.Array]
-    sides: list[PyTree]
-    autoencoder: PyTree
-    error: jax.Array
+    mean: jax.Array  # of the values at the support, float32[k]
+    sent: jax.Array  # values of this worker that the others received
+    dense: list[jax.Array]  # means of the dense parts
+    sides: list[PyTree]  # positions of the other parts
+    autoencoder: PyTree  # next parameters of the autoencoder
+    error: jax.Array  # relative error of the autoencoder, float32[1]
     stats: Stats
 
 

@@ -24,7 +24,7 @@ from fftgrad._contracts import (
     State,
     Step,
 )
-from fftgrad._values import check_count, check_kind, check_within, missing_extra, value
+from fftgrad._values import check, check_count, check_kind, check_within, missing_extra, value
 from fftgrad.codecs import _quantizers, _top_k
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs._top_k import TopK
@@ -173,21 +173,17 @@ class TopVotes(Exchange):
 
 def _check_whole(x: PyTree, axis_name: AxisName) -> None:
     others = frozenset[str]().union(*(_axes.beside(leaf, axis_name) for leaf in jax.tree.leaves(x)))
-    if others:
-        raise ValueError(
-            "TopVotes(sigma): must be 0 for gradients that are sharded over other axes, because "
-            f"shards have the same noise, got gradients that may vary over {sorted(others)}; vote "
-            "on whole gradients, and use check_vma=True for copies."
-        )
+    rule = "be 0 for gradients that are sharded over other axes, because shards have the same noise"
+    got = f"gradients that may vary over {sorted(others)}"
+    remedy = "vote on whole gradients, and use check_vma=True for copies."
+    check(not others, "TopVotes(sigma)", rule, got, remedy)
 
 
 def _normal(key: jax.Array | None, like: PyTree, scale: float) -> list[jax.Array]:
     """Draw Gaussian noise for each part by threefry."""
-    if key is None:
-        raise ValueError(
-            "TopVotes.mean(comm): must have a key for the noise, got none; pass Comm(axis_name, "
-            "fg.Step.of(key))."
-        )
+    remedy = "pass Comm(axis_name, fg.Step.of(key))."
+    check(key is not None, "TopVotes.mean(comm)", "have a key for the noise", "none", remedy)
+    assert key is not None
     # The key is folded, because codecs draw with the same key.
     own = jax.random.fold_in(key, NOISE)
     # The noise is on a grid that contains the votes. So the last bits do not reveal a vote, and
@@ -274,11 +270,9 @@ def scale_by_datalens(
     check_kind("scale_by_datalens(votes)", votes, TopVotes, "use TopVotes(workers=8, k=100).")
     check_within("scale_by_datalens(beta)", beta, "[0, inf)", "use beta=0.1.")
     check_within("scale_by_datalens(alpha)", alpha, "(0, inf)", "use alpha=1.")
-    if votes.sigma and key is None:
-        raise ValueError(
-            "scale_by_datalens(key): must be a secret key for the noise, got none; pass "
-            "jax.random.wrap_key_data(np.frombuffer(os.urandom(8), np.uint32))."
-        )
+    fine, rule = key is not None or not votes.sigma, "be a secret key for the noise"
+    remedy = "pass jax.random.wrap_key_data(np.frombuffer(os.urandom(8), np.uint32))."
+    check(fine, "scale_by_datalens(key)", rule, "none", remedy)
     if key is not None:
         check_key("scale_by_datalens(key)", key)
     pmean = compressed_pmean(

@@ -116,24 +116,22 @@ class Island:
         self._is_closed = False
         self._courier: Courier | None = None
 
-        def member() -> Member:
-            return Member(
+        def join() -> bool:
+            member = Member(
                 name, self._model, outer=outer, memory=memory, settings=settings, residual=residual
             )
+            courier = Courier(member, open_store(store) if isinstance(store, str) else store)
+            courier.start(member.start(host))
+            self._courier = courier
+            return True
 
-        _first_says(lambda: self._join(store, member(), host))
+        _first_says(join)
         self._steps, self._weight = 0, 0.0
         self._losses: list[Any] = []
         self._sent: tuple[int, float] | None = None  # step and time of an open meeting
         self._last = 0  # step of the last meeting
         self._take_anchor(host)
         self.params: PyTree = self._model.to_params(self._start, params)
-
-    def _join(self, store: str | Store, member: Member, host: Tree) -> bool:
-        courier = Courier(member, open_store(store) if isinstance(store, str) else store)
-        courier.start(member.start(host))
-        self._courier = courier
-        return True
 
     def step(
         self,
@@ -215,7 +213,9 @@ class Island:
         known = (like, np.int64(0))
         if self._courier is not None:
             known = (self._member.anchor.params, np.int64(self._member.anchor.round))
-        tree, base = _share(known)
+        if jax.process_count() > 1:
+            known = jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(known))
+        tree, base = known
         self._start = self._model.as_held(tree)
         self._base = int(base)
 
@@ -309,13 +309,6 @@ def _first_says(ask: Callable[[], bool]) -> bool:
     return told == YES
 
 
-def _share(tree: PyTree) -> PyTree:
-    """Broadcast arrays of the first process to all processes of the island."""
-    if jax.process_count() == 1:
-        return tree
-    return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(tree))
-
-
 PAUSE = 5.0
 """Seconds between attempts while the store does not answer, after the retries of a request."""
 
@@ -375,36 +368,26 @@ class Courier:
 
     def _work(self) -> None:
         try:
-            self._serve()
-        except BaseException as error:  # raised in the program, which waits for the thread
-            self._fail(error)
+            while not self._closing.is_set() and (change := self._jobs.get()) is not None:
+                while not self._try(change):
+                    self._wait(PAUSE)
+                self._idle.set()
+        except _Closed:
+            pass
+        except BaseException as error:  # raised in the program at its next step
+            self._error = error
+            self._closing.set()
+        self._idle.set()
 
-    def _serve(self) -> None:
-        while not self._closing.is_set():
-            change = self._jobs.get()
-            if change is not None:
-                while not self._try(self.member.hand_in, change) and not self._closing.is_set():
-                    self._closing.wait(PAUSE)
-            self._idle.set()
-
-    def _try(self, steps: Any, *args: Any) -> bool:
-        """Run steps; return False if the store does not answer and a retry is needed."""
+    def _try(self, change: Change) -> bool:
+        """Contribute a change; return False if the store does not answer."""
         try:
-            self.performer.run(steps(*args))
-            self._unreached = ""
+            self.performer.run(self.member.hand_in(change))
         except StoreError as error:
             self._unreached = str(error)
             return False
-        except _Closed:
-            return True
-        except BaseException as error:  # raised in the program at its next step
-            self._fail(error)
+        self._unreached = ""
         return True
-
-    def _fail(self, error: BaseException) -> None:
-        self._error = error
-        self._closing.set()
-        self._idle.set()
 
     def _wait(self, seconds: float) -> None:
         if self._closing.wait(seconds):

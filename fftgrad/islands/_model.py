@@ -22,7 +22,7 @@ from fftgrad._contracts import Codec, Like, Memory, Payload, PyTree, Step
 from fftgrad._values import brief, check
 from fftgrad.exchanges import AllGather, _bucketing, _parts
 from fftgrad.exchanges._all_gather import clipped_mean
-from fftgrad.exchanges._bucketing import Bucket, Bucketing
+from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.exchanges._parts import Likes, Parts, Payloads
 from fftgrad.islands._objects import DamagedError
 from fftgrad.ops._shapes import by_path
@@ -152,19 +152,12 @@ def on_host() -> AbstractContextManager[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """Programs of a run, which compress, decode and average changes.
+    """Programs of a run, which compress, decode and average changes."""
 
-    Attributes:
-      shapes: path and shape of each leaf, in the order of the paths.
-      exchange: the codec, and the rule of the mean.
-      outer: function from the rate to the outer optimizer.
-      rate: learning rate of the settings.
-    """
-
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
-    exchange: AllGather
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]  # path and shape of each leaf, by path
+    exchange: AllGather  # the codec, and the rule of the mean
     outer: Outer = optax.sgd
-    rate: float = 1.0
+    rate: float = 1.0  # of the settings
 
     @classmethod
     def of(cls, model: Model, *args: Any) -> "Programs":
@@ -180,23 +173,22 @@ class Programs:
         return Bucketing().for_exchange(self.exchange)
 
     @functools.cached_property
-    def _buckets(self) -> list[tuple[Bucket, Parts, Likes]]:
-        return [self._with_codecs(b) for b in _bucketing.bucket_likes(self._like, self._bucketing)]
+    def _buckets(self) -> list[tuple[Parts, Likes]]:
+        """Codecs and shapes of the parts of each bucket."""
+        buckets = _bucketing.bucket_likes(self._like, self._bucketing)
+        codec = self.exchange.codec
+        return [(_parts.codec_of(codec, bucket), _parts.vector_likes(bucket)) for bucket in buckets]
 
     @functools.cached_property
     def _of_parts(self) -> list[tuple[Codec, Like]]:
-        """Return the codec and the shape of each part, in the order of the payloads."""
-        pairs = [zip(codec.codecs, likes, strict=True) for _, codec, likes in self._buckets]
+        """Codec and shape of each part, in the order of the payloads."""
+        pairs = [zip(codec.codecs, likes, strict=True) for codec, likes in self._buckets]
         return [pair for bucket in pairs for pair in bucket]
-
-    def _with_codecs(self, bucket: Bucket) -> tuple[Bucket, Parts, Likes]:
-        codec = _parts.codec_of(self.exchange.codec, bucket)
-        return bucket, codec, _parts.vector_likes(bucket)
 
     def init(self) -> Any:
         """Return the state of the codecs before the first round."""
         with on_host():
-            return [codec.init(likes) for _, codec, likes in self._buckets]
+            return [codec.init(likes) for codec, likes in self._buckets]
 
     def compress(
         self, memory: Memory, change: Tree, kept: Any, states: Any, number: int, own: int
@@ -264,7 +256,7 @@ class Programs:
             except ValueError as error:
                 raise DamagedError(str(error)) from None
         flat: list[Payload] = jax.device_get(found)
-        spec = [codec.payload_spec(likes) for _, codec, likes in self._buckets]
+        spec = [codec.payload_spec(likes) for codec, likes in self._buckets]
         structure = jax.tree.structure(spec, is_leaf=lambda x: isinstance(x, Payload))
         return jax.tree.unflatten(structure, flat)
 
@@ -283,8 +275,8 @@ def _compress(
     payloads: list[Payloads] = []
     sent: list[Any] = []
     after: list[Any] = []
-    for i, (bucket, state) in enumerate(zip(buckets, states, strict=True)):
-        _, codec, likes = programs._with_codecs(bucket)
+    every = zip(buckets, states, programs._buckets, strict=True)
+    for i, (bucket, state, (codec, likes)) in enumerate(every):
         step = _step(number, own).fold(i)
         out = codec.compress(_parts.vectors(bucket), state, step)
         payloads.append(out.payloads)
@@ -300,7 +292,7 @@ def _decode(programs: Programs, payloads: Any, number: Any) -> Any:
     every = zip(programs._buckets, payloads, strict=True)
     return [
         vector
-        for i, ((_, codec, likes), own) in enumerate(every)
+        for i, ((codec, likes), own) in enumerate(every)
         for vector in codec.decompress(own, likes, _step(number).fold(i))
     ]
 
@@ -310,8 +302,8 @@ def _advance(programs: Programs, state: Any, sent: Any, shares: Any, number: Any
     anchor, before = state
     buckets, join = _bucketing.to_buckets(anchor, programs._bucketing)
     means: list[Any] = []
-    for i, (bucket, payloads) in enumerate(zip(buckets, sent, strict=True)):
-        _, codec, likes = programs._with_codecs(bucket)
+    every = zip(buckets, sent, programs._buckets, strict=True)
+    for i, (bucket, payloads, (codec, likes)) in enumerate(every):
         vectors = _mean(programs.exchange, codec, payloads, likes, shares, _step(number).fold(i))
         means.append(_parts.rebuild(vectors, bucket))
     updates, after = programs.outer(programs.rate).update(join(means), before, anchor)

@@ -205,13 +205,13 @@ class Ledger:
             after, nothing = book.pending.memory, book.pending.sent
         if sent is not None and sent is not book.taken and sent.is_finite:
             before, after = (self._put_back(sent.tree, state) for state in (before, after))
-        wide = [
-            {path: np.asarray(leaf, np.float32) for path, leaf in tree.items()}
-            for tree in (after.residual, before.residual)
-        ]
+        after, before = (
+            {path: np.asarray(leaf, np.float32) for path, leaf in state.residual.items()}
+            for state in (after, before)
+        )
         return Residual(
-            wide[0],
-            wide[1],
+            after,
+            before,
             nothing,
             round=np.int64(book.last),
             name=checksum(who.island.encode()),

@@ -133,10 +133,7 @@ def newest_anchor(
 
 
 def later_anchor(
-    reader: AnchorReader,
-    after: int,
-    deadline: float,
-    tell: Callable[[str], None],
+    reader: AnchorReader, after: int, deadline: float, tell: Callable[[str], None]
 ) -> Steps[Anchor]:
     """Wait for an anchor after a round that this island cannot compute.
 
@@ -354,12 +351,7 @@ def _norm(programs: Programs, contribution: Contribution) -> float:
     return norm
 
 
-def fetch(
-    number: int,
-    entry: Entry,
-    mine: bytes | None,
-    deadline: float,
-) -> Steps[bytes | None]:
+def fetch(number: int, entry: Entry, mine: bytes | None, deadline: float) -> Steps[bytes | None]:
     """Read a contribution that a manifest lists; None if the store no longer has the bytes.
 
     `mine` are the bytes that this island already has, which may differ.

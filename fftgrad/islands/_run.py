@@ -1,6 +1,5 @@
 """Agreements of a run: run.json with the model and the settings, and the names of islands."""
 
-import dataclasses
 from typing import Any
 
 from fftgrad._values import check, check_count, check_kind, check_within, value
@@ -56,8 +55,7 @@ class Settings:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings for JSON, with the exchange as text."""
-        names = (field.name for field in dataclasses.fields(self))
-        return {name: getattr(self, name) for name in names} | {"exchange": repr(self.exchange)}
+        return vars(self) | {"exchange": repr(self.exchange)}
 
 
 def enter_run(model: Model, settings: Settings, own: str) -> Steps[bytes]:
@@ -110,16 +108,6 @@ def check_run(data: bytes) -> Steps[str]:
     )
 
 
-class NameTakenError(ValueError):
-    """A later start claimed the name of an island."""
-
-    def __init__(self, who: Who, newest: int) -> None:
-        super().__init__(
-            f"Island(name): must belong to one program at a time, got {who.island!r}, which start "
-            f"{newest} took over from start {who.incarnation}; use another name."
-        )
-
-
 def claim_name(name: str) -> Steps[Who]:
     """Claim the name of an island for a new start. The newest start owns the name."""
     number = max((yield from _starts(name)), default=0) + 1
@@ -131,8 +119,9 @@ def claim_name(name: str) -> Steps[Who]:
 def check_name(who: Who) -> Steps[None]:
     """Refuse to continue under a name that a later start has claimed."""
     newest = max((yield from _starts(who.island)), default=0)
-    if newest > who.incarnation:
-        raise NameTakenError(who, newest)
+    got = f"{who.island!r}, which start {newest} took over from start {who.incarnation}"
+    rule = "belong to one program at a time"
+    check(newest <= who.incarnation, "Island(name)", rule, got, "use another name.")
 
 
 def _starts(name: str) -> Steps[list[int]]:

@@ -291,11 +291,7 @@ class StoreError(ConnectionError):
 
 
 class Performer:
-    """Driver of the protocol: sends the requests to a store, with retries.
-
-    Attributes:
-      traffic: number of requests by kind, and bytes in both directions.
-    """
+    """Driver of the protocol: sends the requests to a store, with retries, and counts them."""
 
     def __init__(
         self,
@@ -343,21 +339,14 @@ class Performer:
             retries, pause = retries - 1, min(2 * pause, LONGEST_PAUSE)
 
     def _ask(self, request: Create | Read | List | Delete) -> Any:
-        store, traffic = self._store, self.traffic
+        kind, traffic = type(request).__name__.lower(), self.traffic
+        traffic[f"{kind}s"] += len(request.keys) if isinstance(request, Delete) else 1
         if isinstance(request, Create):
-            traffic["creates"] += 1
             traffic["written"] += len(request.data)
-            return store.create(request.key, request.data)
+        answer = getattr(self._store, kind)(*request)  # a method of the same name and arguments
         if isinstance(request, Read):
-            traffic["reads"] += 1
-            data = store.read(request.key)
-            traffic["read"] += len(data or b"")
-            return data
-        if isinstance(request, List):
-            traffic["lists"] += 1
-            return store.list(request.folder, request.after)
-        traffic["deletes"] += len(request.keys)
-        return store.delete(request.keys)
+            traffic["read"] += len(answer or b"")
+        return answer
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -21,16 +21,16 @@ Loss = Literal["as dense", "close", "check", "worse", "not measured"]
 """The class of the loss in runs of small models: yours may differ."""
 
 
-POWER = 0.18
-"""A language model's loss fell as steps^-0.18 from 200 to 2,000 steps."""
 STEPS: dict[Loss, float] = {
     "as dense": 1.0,
-    "close": 1.2,  # 1.03 ** (1 / POWER)
-    "check": 1.5,  # 1.08 ** (1 / POWER)
+    "close": 1.2,  # 1.03 ** (1 / 0.18)
+    "check": 1.5,  # 1.08 ** (1 / 0.18)
     "worse": 2.0,
     "not measured": 2.0,
 }
-"""Steps to dense's loss, in units of dense's steps, for the highest loss of a class."""
+"""Steps to dense's loss, in units of dense's steps, for the highest loss of a class.
+
+A language model's loss fell as steps^-0.18 from 200 to 2,000 steps."""
 
 
 class HeldOut(NamedTuple):
@@ -46,10 +46,7 @@ class HeldOut(NamedTuple):
 
     @property
     def kind(self) -> Loss:
-        """Class of the mean: as dense within 1 %, close within 3 %, check within 8 %.
-
-        One task is no evidence for others, so the best class is then "check".
-        """
+        """Class of the mean. One task is no evidence for others, so its best class is "check"."""
         if self.mean <= 3 and self.tasks > 1:
             return "as dense" if self.mean <= 1 else "close"
         return "check" if self.mean <= 8 else "worse"
@@ -80,7 +77,7 @@ class Longer(NamedTuple):
 
     @property
     def kind(self) -> Loss:
-        """To check within a half more: the model and its rate are those that settings met."""
+        """At best to check, because settings were chosen on the model and its rate."""
         return "check" if self.steps <= 1.5 else "worse"
 
 
@@ -180,13 +177,8 @@ class Candidate:
             return fg.optimizers.diloco(inner, optax.sgd(1.0), self.every, own, axis_name=axis_name)
         if whole is None:
             return fg.compressed_pmean(own, axis_name=axis_name)
-        return whole(
-            1.0,
-            exchange=own.exchange,
-            memory=own.memory,
-            bucketing=own.bucketing,
-            axis_name=axis_name,
-        )
+        parts = {"exchange": own.exchange, "memory": own.memory, "bucketing": own.bucketing}
+        return whole(1.0, axis_name=axis_name, **parts)
 
     def code(self, axis_name: AxisName) -> str:
         """The Python expression of it, with the user's `optimizer` or `learning_rate`."""
@@ -201,14 +193,8 @@ class Candidate:
             function = "fg.optimizers.diloco"
             parts = [inner, "optax.sgd(1.0)", str(self.every), exchange, memory]
         elif made:
-            function = f"fg.optimizers.{made.__name__}"
-            parts = [
-                "learning_rate",
-                f"exchange={exchange}",
-                f"memory={memory}",
-                *options,
-                *bucketing,
-            ]
+            function, options = f"fg.optimizers.{made.__name__}", [*options, *bucketing]
+            parts = ["learning_rate", f"exchange={exchange}", f"memory={memory}", *options]
         else:
             function = "fg.compressed_pmean"
             parts = [exchange, *([] if own.memory == fg.NoMemory() else [memory]), *bucketing]
@@ -223,12 +209,11 @@ def _room(name: str) -> str:
 
 def check_rows(rows: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Check that rows are candidates with different names, and that one is dense."""
+    remedy = "use fg.planning.Candidate('mine', fg.AllGather(codec))."
     for row in rows:
-        remedy = "use fg.planning.Candidate('mine', fg.AllGather(codec))."
         check_kind("plan(rows)", row, Candidate, remedy)
     names = [row.name for row in rows]
-    each = len(set(names)) == len(names)
-    check(each, "plan(rows)", "have a name each", names, "rename one.")
+    check(len({*names}) == len(names), "plan(rows)", "have a name each", names, "rename one.")
     fine, remedy = any(row.dense for row in rows), "add one with dense=True."
     check(fine, "plan(rows)", "have a dense row to compare with", names, remedy)
     return tuple(rows)
@@ -261,21 +246,18 @@ def candidates(
     signs = fg.Recipe(fg.TwoStage(fg.Sign(), workers), decayed)
     two_bits = fg.TwoStage(fg.codecs.LloydMax(bits=2, block=256), workers)
     filled = fg.Recipe(fg.TwoStage(fg.Budget(ratio=25), workers), feedback)
-    four_bits = fg.chain(fg.TopK(0.04), fg.LogQuantizer(bits=4))
+    four_bits = fg.TwoStage(fg.chain(fg.TopK(0.04), fg.LogQuantizer(bits=4)), workers)
+    picked = fg.Recipe(four_bits, decayed)
     rows = [
-        _row("dense float32", fg.Recipe(fg.AllReduce()), dense=True),
-        _row("dense bfloat16", fg.Recipe(halves), dense=True),
+        Candidate("dense float32", fg.AllReduce(), dense=True, loss="as dense"),
+        Candidate("dense bfloat16", halves, dense=True, loss="as dense"),
         _row("QSGD 4 bits", fg.methods.qsgd(bits=4)),
         _row("EDEN 1 bit (DRIVE)", fg.methods.eden()),
         _row("TernGrad, shared scale", fg.methods.terngrad(workers=workers)),
         _row("random-k 10 %", fg.methods.random_k(0.1), optimizer=LATE),
         _row("shared top-k 4 %", fg.Recipe(fg.LeaderTopK(fg.TopK(0.04)), decayed), optimizer=LATE),
         _row("top-k 4 %, 4 bits", top_k(0.04, 4, memory=decayed), optimizer=LATE),
-        _row(
-            "two stages, top-k 4 %, 4 bits",
-            fg.Recipe(fg.TwoStage(four_bits, workers), decayed),
-            optimizer=LATE,
-        ),
+        _row("two stages, top-k 4 %, 4 bits", picked, optimizer=LATE),
         _row("DCT 64, 4 %, 4 bits", top_k(0.04, 4, transform=dct, memory=decayed), optimizer=LATE),
         _row("two stages 25x, Muon", filled, optimizer=MUON),
         _row("signs, two stages", signs, optimizer=LATE),
@@ -287,12 +269,11 @@ def candidates(
     matrices = any(math.prod(shape) <= BUCKET_LIMIT for shape in shapes)
     sides = {side for shape in shapes for side in (math.prod(shape[:-1]), shape[-1])}
     if matrices:
-        for name, exchange in {
-            "4 local steps of Muon, 25x": fg.AllGather(fg.Budget(ratio=25)),
-            "4 local steps, two stages, Muon": fg.TwoStage(fg.Budget(ratio=12.5), workers),
-        }.items():
-            own = fg.Recipe(exchange, feedback)
-            rows.append(_row(name, own, every=4, optimizer=LOCAL_MUON))
+        local = functools.partial(_row, every=4, optimizer=LOCAL_MUON)
+        own = fg.Recipe(fg.AllGather(fg.Budget(ratio=25)), feedback)
+        both = fg.Recipe(fg.TwoStage(fg.Budget(ratio=12.5), workers), feedback)
+        rows += [local("4 local steps of Muon, 25x", own)]
+        rows += [local("4 local steps, two stages, Muon", both)]
     if matrices and fast == 1:
         power_sgd = fg.methods.power_sgd(4)
         turned = fg.Eigenbasis(fg.TwoStage(fg.Budget(ratio=50), workers))
@@ -303,36 +284,18 @@ def candidates(
             _row("PowerSGD rank 4", power_sgd, optimizer=LED),
             _row("ACP-SGD rank 4", fg.methods.acp_sgd(4), optimizer=LATE),
         ]
-    if fast > 1:
-        whole = [row for row in rows if row.recipe.bucketing == fg.Bucketing()]
-        rows = [_over_fast(row, fast, fast_axis) for row in whole]
-    return tuple(rows)
-
-
-def _row(
-    name: str,
-    recipe: fg.Recipe,
-    *,
-    every: int = 1,
-    dense: bool = False,
-    optimizer: Callable[..., Any] | None = None,
-) -> Candidate:
-    """A candidate with its loss and its steps from `SEEN`."""
-    seen = SEEN.get(name)
-    return Candidate(
-        name,
-        recipe,
-        every=every,
-        dense=dense,
-        optimizer=optimizer,
-        loss="as dense" if dense else seen.kind if seen else "not measured",
-        steps=getattr(seen, "steps", None),
-        ratio=getattr(seen, "ratio", None),
+    if fast == 1:
+        return tuple(rows)
+    over = functools.partial(fg.Hierarchical, fast_axis, fast)  # which averages a group exactly
+    return tuple(
+        dataclasses.replace(row, method=over(slow=row.recipe.exchange, memory=row.recipe.memory))
+        for row in rows
+        if row.recipe.bucketing == fg.Bucketing()
     )
 
 
-def _over_fast(row: Candidate, fast: int, axis: str) -> Candidate:
-    """The same exchange between groups of workers, each of which averages exactly first."""
-    own = row.recipe
-    exchange = fg.Hierarchical(axis, fast, slow=own.exchange, memory=own.memory)
-    return dataclasses.replace(row, method=exchange)
+def _row(name: str, recipe: fg.Recipe, **options: Any) -> Candidate:
+    """A candidate with its loss and its steps from `SEEN`."""
+    seen = SEEN[name]
+    options |= {key: getattr(seen, key, None) for key in ("steps", "ratio")}
+    return Candidate(name, recipe, loss=seen.kind, **options)

@@ -19,7 +19,7 @@ import fftgrad as fg
 from fftgrad import planning
 from fftgrad._contracts import PyTree
 from fftgrad._values import check, check_count
-from fftgrad.planning import Link, Plan, _devices, _gradients, _plan
+from fftgrad.planning import Link, Plan, _devices, _gradients
 from fftgrad.planning._predict import Algorithm
 from fftgrad.planning._text import parse_count, quantity, table, three_digits
 from fftgrad.planning._timing import Task, Timed, heavy_tailed, timed_in_turn
@@ -57,7 +57,10 @@ why not  "loss": the final loss of small models was not close to dense's, or was
          less than half of this compression"""
 
 
-def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+Run = Callable[[argparse.Namespace], None]
+
+
+def plan_command(parser: argparse.ArgumentParser) -> Run:
     model = parser.add_mutually_exclusive_group(required=True).add_argument
     model("--model", metavar="NAME", help=f"a transformer: {', '.join(MODELS)}")
     model("--layers", type=int, metavar="N", help="layers of a Llama, with --width")
@@ -87,37 +90,31 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--algorithm", choices=get_args(Algorithm), default="fastest", help=text)
     text = "time each codec on this machine; needs minutes, and the memory of the model"
     add("--measure", action="store_true", help=text)
-    add("--png", metavar="FILE", help="draw the parts of each row's time to FILE")
+    return run_plan
 
 
 def run_plan(args: argparse.Namespace) -> None:
     """Print the table of a plan, its answer, and the code of the recommended row."""
-    fast = args.fast and (args.fast, Link(args.fast_bandwidth, args.fast_latency))
+    both, given = (args.width is None) == (args.layers is None), f"{args.layers} and {args.width}"
+    check(both, "plan(--layers, --width)", "be given together", given, "use both.")
+    if args.model:
+        params = model(args.model)
+    elif args.params:
+        params = planning.load_gradients(args.params).trees[0]
+    else:
+        params = transformer(args.layers, args.width, args.vocab)
     found = planning.plan(
-        _asked(args),
+        params,
         step=args.step,
         workers=args.workers,
         link=Link(args.bandwidth, args.latency),
-        fast=fast,
+        fast=args.fast and (args.fast, Link(args.fast_bandwidth, args.fast_latency)),
         algorithm=args.algorithm,
         device=args.device,
         measure=args.measure,
         tell=lambda name: print(f"timing {name}", file=sys.stderr),
     )
     print(f"{found}\n{LEGEND}\n\n{textwrap.fill(answer(found), 80)}\n\n{found.best.code}")
-    if args.png:
-        _plan.draw(found, args.png)
-
-
-def _asked(args: argparse.Namespace) -> Any:
-    """The shapes of the model that is asked about."""
-    both, found = (args.width is None) == (args.layers is None), f"{args.layers} and {args.width}"
-    check(both, "plan(--layers, --width)", "be given together", found, "use both.")
-    if args.model:
-        return model(args.model)
-    if args.params:
-        return planning.load_gradients(args.params).trees[0]
-    return transformer(args.layers, args.width, args.vocab)
 
 
 VOCABULARY = 32_000
@@ -149,20 +146,11 @@ def transformer(layers: int, width: int, vocabulary: int = VOCABULARY) -> PyTree
     check_count("plan(--layers)", layers, "use --layers 24.")
     check_count("plan(--width)", width, "use --width 2048.")
     check_count("plan(--vocab)", vocabulary, "use --vocab 32000.")
+    hidden, around = 8 * width // 3, {"attention_norm": (width,), "mlp_norm": (width,)}
+    layer = dict.fromkeys(("query", "key", "value", "out"), (width, width)) | around
+    layer |= {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
     embeddings = {"embed": (vocabulary, width), "lm_head": (width, vocabulary)}
-    return _shapes({**embeddings, "layers": [_layer(width)] * layers, "norm": (width,)})
-
-
-def _layer(width: int) -> dict[str, tuple[int, ...]]:
-    hidden = 8 * width // 3
-    attention = dict.fromkeys(("query", "key", "value", "out"), (width, width))
-    return attention | {
-        "gate": (width, hidden),
-        "up": (width, hidden),
-        "down": (hidden, width),
-        "attention_norm": (width,),
-        "mlp_norm": (width,),
-    }
+    return _shapes({**embeddings, "layers": [layer] * layers, "norm": (width,)})
 
 
 def _shapes(tree: Any) -> PyTree:
@@ -191,23 +179,16 @@ def answer(found: Plan) -> str:
 ANALYZE = """\
 gradients of a run, saved by fg.planning.save_gradients:
   fftgrad analyze gradients.npz
-gradients of two processes, with a figure:
-  fftgrad analyze process0.npz process1.npz --png out.png
+gradients of two processes:
+  fftgrad analyze process0.npz process1.npz
 """
 
 
-def _analyze_arguments(parser: argparse.ArgumentParser) -> None:
+def analyze_command(parser: argparse.ArgumentParser) -> Run:
     text = "files of save_gradients, one for each process, or an .npz file of one tree of arrays"
     parser.add_argument("gradients", nargs="+", help=text)
-    parser.add_argument("--png", metavar="FILE", help="draw the errors of bases and codecs to FILE")
-
-
-def run_analyze(args: argparse.Namespace) -> None:
-    """Print what gradients look like, and draw it."""
-    found = planning.analyze(planning.load_gradients(*args.gradients))
-    print(_gradients.show(found))
-    if args.png:
-        _gradients.draw(found, args.png)
+    analyze = lambda files: planning.analyze(planning.load_gradients(*files))  # noqa: E731
+    return lambda args: print(_gradients.show(analyze(args.gradients)))
 
 
 BENCH = """\
@@ -217,11 +198,12 @@ time the codecs, and write a file of this device for fftgrad plan --device:
 """
 
 
-def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+def bench_command(parser: argparse.ArgumentParser) -> Run:
     text = "lengths of the random, heavy-tailed vectors (default: 1Mi,16Mi)"
     parser.add_argument("--sizes", default="1Mi,16Mi", metavar="N,N", help=text)
     text = "seconds for each length, without compilation (default: 10)"
     parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help=text)
+    return run_bench
 
 
 CODECS: dict[str, fg.Codec] = {
@@ -295,43 +277,36 @@ def time_codecs(
 
 
 def _both_ways(codec: fg.Codec, inputs: Any, like: jax.ShapeDtypeStruct) -> list[Task]:
-    @jax.jit
-    def down(a: tuple[jax.Array, fg.Step]) -> fg.Payload:
-        return fg.compress(codec, a[0], step=a[1])
-
-    @jax.jit
-    def up(a: tuple[fg.Payload, fg.Step]) -> jax.Array:
-        return fg.decompress(codec, a[0], like, step=a[1])
-
+    down = jax.jit(lambda a: fg.compress(codec, a[0], step=a[1]))
+    up = jax.jit(lambda a: fg.decompress(codec, a[0], like, step=a[1]))
     return [(down, inputs), (up, [(down(one), one[1]) for one in inputs])]
 
 
 def show(values: int, copy: Timed, rows: Sequence[CodecTimes]) -> str:
     """The table of one size."""
     size = 4 * values
-    head = ("codec", "compress", "decompress", "spread", "GB/s", "copies", "sent", "ratio")
-    cells: list[tuple[str, ...]] = []
-    for row in rows:
+
+    def cells(row: CodecTimes) -> tuple[str, ...]:
         both = row.compress.seconds + row.decompress.seconds
         spread = max(time.seconds / time.least for time in (row.compress, row.decompress)) - 1
-        cells.append(
-            (
-                row.name,
-                quantity(row.compress.seconds, "s"),
-                quantity(row.decompress.seconds, "s"),
-                f"{spread:.0%}",
-                three_digits(size / row.compress.seconds / 1e9),
-                three_digits(both / copy.seconds),
-                quantity(row.wire_bytes, "B"),
-                three_digits(size / row.wire_bytes),
-                quantity(8 * max(0.0, (size - row.wire_bytes) / both), "bit/s"),
-            )
+        return (
+            row.name,
+            quantity(row.compress.seconds, "s"),
+            quantity(row.decompress.seconds, "s"),
+            f"{spread:.0%}",
+            three_digits(size / row.compress.seconds / 1e9),
+            three_digits(both / copy.seconds),
+            quantity(row.wire_bytes, "B"),
+            three_digits(size / row.wire_bytes),
+            quantity(8 * max(0.0, (size - row.wire_bytes) / both), "bit/s"),
         )
+
+    head = ("codec", "compress", "decompress", "spread", "GB/s", "copies", "sent", "ratio")
     title = (
         f"\n{values:,} values, {quantity(size, 'B')}; a copy of them takes "
         f"{quantity(copy.seconds, 's')}, {quantity(size / copy.seconds, 'B/s')}"
     )
-    return "\n".join([title, table((*head, "pays below"), cells), BENCH_LEGEND])
+    return "\n".join([title, table((*head, "pays below"), [*map(cells, rows)]), BENCH_LEGEND])
 
 
 def run_bench(args: argparse.Namespace) -> None:
@@ -341,8 +316,7 @@ def run_bench(args: argparse.Namespace) -> None:
     _devices.measure()
     print(f"file      {_devices.kept()}, for fftgrad plan --device", flush=True)
     for n in sizes:
-        copy, rows = time_codecs(n, CODECS, args.seconds)
-        print(show(n, copy, rows), flush=True)
+        print(show(n, *time_codecs(n, CODECS, args.seconds)), flush=True)
 
 
 ISLANDS = """\
@@ -353,25 +327,21 @@ ROUNDS = 8
 """The table has so many of the last rounds."""
 
 
-def _islands_arguments(parser: argparse.ArgumentParser) -> None:
+def islands_command(parser: argparse.ArgumentParser) -> Run:
     parser.add_argument("what", choices=["status"], help="show the last rounds")
     parser.add_argument("url", help="URL of the store: s3://, gs://, az://, or a folder")
-
-
-def run_islands(args: argparse.Namespace) -> None:
-    """Print the state of a run of islands."""
-    print(show_islands(fg.islands.status(args.url)))
+    return lambda args: print(show_islands(fg.islands.status(args.url)))
 
 
 def show_islands(found: fg.islands.Status) -> str:
     """The last rounds, and the open one."""
     rounds: list[tuple[str, ...]] = []
     for one in found.rounds[-ROUNDS:]:
-        missed = [f"{name} did not come" for name in one.missed]
-        others = "; ".join(missed + [f"{name}: {why}" for name, why in one.refused.items()])
+        others = [f"{name} did not come" for name in one.missed]
+        others += [f"{name}: {why}" for name, why in one.refused.items()]
         loss = "" if one.loss is None else f"{one.loss:.4f}"
-        cells = str(one.round), f"{len(one.counted)}", loss, quantity(one.waited, "s")
-        rounds.append((*cells, _plain(others)))
+        counted, waited = f"{len(one.counted)}", quantity(one.waited, "s")
+        rounds.append((f"{one.round}", counted, loss, waited, _plain("; ".join(others))))
     came = _plain(", ".join(found.came)) or "nobody yet"
     open_round = f"open: round {found.open}, came: {came}; newest anchor: round {found.anchor}"
     head = ("round", "counted", "loss", "waited", "not counted")
@@ -383,37 +353,28 @@ def _plain(text: str) -> str:
     return "".join(mark if mark.isprintable() else "?" for mark in text)
 
 
-COMMANDS: dict[str, tuple[str, str, Callable[..., None], Callable[..., None]]] = {
+COMMANDS = {
     "plan": (
         "predict whether compression pays over your link; print the code to paste",
-        PLAN, _plan_arguments, run_plan,
+        PLAN,
+        plan_command,
     ),
-    "analyze": (
-        "analyze saved gradients and recommend a codec",
-        ANALYZE, _analyze_arguments, run_analyze,
-    ),
-    "bench": ("time the codecs on this machine", BENCH, _bench_arguments, run_bench),
-    "islands": (
-        "show the last rounds of a run of islands",
-        ISLANDS, _islands_arguments, run_islands,
-    ),
-}  # fmt: skip
+    "analyze": ("analyze saved gradients and recommend a codec", ANALYZE, analyze_command),
+    "bench": ("time the codecs on this machine", BENCH, bench_command),
+    "islands": ("show the last rounds of a run of islands", ISLANDS, islands_command),
+}
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     formatter = functools.partial(argparse.RawDescriptionHelpFormatter, width=79)
-    examples = "\n".join(examples for _, examples, *_ in COMMANDS.values())
+    every = "\n".join(examples for _, examples, *_ in COMMANDS.values())
     parser = argparse.ArgumentParser(
-        prog="fftgrad",
-        description=DESCRIPTION,
-        epilog=f"{examples}\n{EXIT_CODES}",
-        formatter_class=formatter,
+        "fftgrad", None, DESCRIPTION, f"{every}\n{EXIT_CODES}", formatter_class=formatter
     )
-    about = f"fftgrad {version('fftgrad')}"
-    parser.add_argument("--version", action="version", version=about)
+    parser.add_argument("--version", action="version", version=f"fftgrad {version('fftgrad')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, (about, examples, add_arguments, run) in COMMANDS.items():
+    for name, (about, examples, command) in COMMANDS.items():
         own = commands.add_parser(
             name,
             help=about,
@@ -421,8 +382,7 @@ def make_parser() -> argparse.ArgumentParser:
             epilog=f"{examples}\n{EXIT_CODES}",
             formatter_class=formatter,
         )
-        add_arguments(own)
-        own.set_defaults(run=run)
+        own.set_defaults(run=command(own))
     return parser
 
 

@@ -8,7 +8,6 @@ import math
 import os
 import pathlib
 import platform
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from fftgrad.exchanges._bucketing import BUCKET_LIMIT
 from fftgrad.planning import _timing
 from fftgrad.planning._candidates import Candidate
 from fftgrad.planning._predict import Groups, count
-from fftgrad.planning._timing import Timing
+from fftgrad.planning._timing import Timing, timed
 
 COPY_VALUES = 1 << 22
 ROUNDS = 20
@@ -112,7 +111,7 @@ def measured() -> Device:
         name=f"{_kind()}, {os.cpu_count()} cores" if cpu else _kind(),
         platform=jax.default_backend(),
         bytes_per_second=8 * COPY_VALUES / copy_seconds(),
-        flops_per_second=2 * side**3 / _least(lambda: product(x)),
+        flops_per_second=2 * side**3 / timed(product, [x], 0.0, ROUNDS).least,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         host=platform.node(),
         load=round(load, 2),
@@ -124,20 +123,9 @@ def copy_seconds() -> float:
     """Seconds of a copy into memory that was used before, because fresh memory takes longer."""
     if jax.default_backend() == "cpu":  # on one thread: others may have the other processors
         x, into = (np.ones(COPY_VALUES, np.float32) for _ in range(2))
-        return _least(lambda: np.copyto(into, x))
+        return timed(lambda x: np.copyto(into, x), [x], 0.0, ROUNDS).least
     many = jnp.ones(16 * COPY_VALUES, jnp.float32)  # so that the launch is a small part
-    copy = jax.jit(lambda x: x * 2.0)
-    return _least(lambda: copy(many)) / 16
-
-
-def _least(run: Callable[[], Any]) -> float:
-    """Seconds of the fastest run; the first compiles."""
-    times: list[float] = []
-    for _ in range(ROUNDS + 1):
-        begun = time.perf_counter()
-        jax.block_until_ready(run())
-        times.append(time.perf_counter() - begun)
-    return min(times[1:])
+    return timed(jax.jit(lambda x: x * 2.0), [many], 0.0, ROUNDS).least / 16
 
 
 def _kind() -> str:
@@ -270,7 +258,9 @@ def _measured(row: Candidate, values: int, workers: int, device: Device) -> tupl
     compress = _at([(p.values, p.compress) for p in line], values)
     decompress = _at([(p.values, p.decompress) for p in line], values)
     if _gathers(row):
-        others = (workers - most) * _each_worker(points) * values
+        few, many = (p for p in points if [q.values for q in points].count(p.values) == 2)
+        each = max(0.0, many.decompress - few.decompress) / (many.workers - few.workers)
+        others = (workers - most) * (each / few.values) * values
         decompress = max(decompress * min(1.0, workers / most), decompress + others)
     return compress * slower, decompress * slower
 
@@ -290,12 +280,6 @@ def _gathers(row: Candidate) -> bool:
     exchange = row.recipe.exchange
     own = exchange.slow if isinstance(exchange, fg.Hierarchical) else exchange
     return isinstance(own, fg.AllGather)
-
-
-def _each_worker(points: Sequence[Point]) -> float:
-    """Seconds that decoding takes for each value and worker."""
-    few, many = (p for p in points if [q.values for q in points].count(p.values) == 2)
-    return max(0.0, many.decompress - few.decompress) / (many.workers - few.workers) / few.values
 
 
 def _at(points: Sequence[tuple[int, float]], values: int) -> float:

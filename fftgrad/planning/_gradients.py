@@ -1,4 +1,4 @@
-"""Gradients in files, their analysis, and the tables and the picture of it."""
+"""Gradients in files, their analysis, and its tables."""
 
 import bisect
 import functools
@@ -224,10 +224,7 @@ class Analysis(NamedTuple):
 
 
 def analyze(
-    gradients: PyTree,
-    *,
-    max_values: int = 1 << 22,
-    ratios: Sequence[float] = (100, 30, 7.5),
+    gradients: PyTree, *, max_values: int = 1 << 22, ratios: Sequence[float] = (100, 30, 7.5)
 ) -> Analysis:
     """Function: measure gradients, and recommend a basis, a codec and an exchange.
 
@@ -258,16 +255,17 @@ def analyze(
     sizes = {name: np.size(x) for tree in log.trees[:1] for name, x in by_path(tree).items()}
     columns = _columns(sum(sizes.values()), max_values // max(1, len(keys)))
     rows = np.stack([_row(tree, sizes, columns) for tree in log.trees] or [np.zeros(0, np.float32)])
-    fine, rule = (
-        bool(rows.any() and np.isfinite(rows).all()),
-        "be finite in float32 and not all zero",
-    )
-    check(fine, "analyze(gradients)", rule, "other values or none", "leave that step out.")
+    fine, got = bool(rows.any() and np.isfinite(rows).all()), "other values or none"
+    rule, remedy = "be finite in float32 and not all zero", "leave that step out."
+    check(fine, "analyze(gradients)", rule, got, remedy)
     # A power of two changes no bit, and squares neither overflow nor vanish.
     rows = np.ldexp(rows, -np.frexp(np.max(np.abs(rows)))[1])
     squares = np.square(rows, dtype=np.float64)
     n = columns.size
-    dropped = {name: _dropped(_coefficients(basis, rows), n) for name, basis in BASES.items()}
+    dropped = {
+        name: _dropped(np.stack([np.asarray(_transformed(basis, row)) for row in rows]), n)
+        for name, basis in BASES.items()
+    }
     steps = np.asarray([step for step, _ in keys])
     groups = [own for step in log.steps if len(own := rows[steps == step]) > 1]
     compact = min(("none", "Dct 16", "Dct 64", "Fft 64"), key=lambda name: dropped[name][1])
@@ -309,10 +307,6 @@ def _row(tree: PyTree, sizes: Mapping[str, int], columns: Array) -> Array:
     return np.concatenate([np.zeros(0, np.float32), *whole])[columns]
 
 
-def _coefficients(basis: fg.Codec, rows: Array) -> Array:
-    return np.stack([np.asarray(_transformed(basis, row)) for row in rows])
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def _transformed(basis: fg.Codec, row: jax.Array) -> jax.Array:
     return basis.compress(row, (), fg.Step.of(0)).payload.main
@@ -348,14 +342,13 @@ def _leaves(
 ) -> tuple[LeafFigures, ...]:
     small = f"small leaves ({sum(size < BLOCK for size in sizes.values())})"
     names = [small if size < BLOCK else name or "the array" for name, size in sizes.items()]
-    of = np.searchsorted(np.cumsum(list(sizes.values())), columns, side="right")
-    total, found = np.sum(squares), list[LeafFigures]()
+    counts, found = np.asarray(list(sizes.values())), list[LeafFigures]()
+    of = np.searchsorted(np.cumsum(counts), columns, side="right")
     for name in dict.fromkeys(names):
         same = np.asarray([other == name for other in names])
         if (own := same[of]).any():
-            values = int(np.asarray(list(sizes.values()))[same].sum())
-            energy = float(np.sum(squares[:, own]) / total)
-            found.append(LeafFigures(name, values, energy, float(np.mean(rows[:, own] == 0))))
+            energy, zeros = np.sum(squares[:, own]) / np.sum(squares), np.mean(rows[:, own] == 0)
+            found.append(LeafFigures(name, int(counts[same].sum()), float(energy), float(zeros)))
     return tuple(found)
 
 
@@ -451,44 +444,20 @@ def show(found: Analysis) -> str:
         about += f"; two workers share {found.overlap:.1%} of the places of their largest 1 %"
         about += f", and their gradients have a cosine of {found.cosine:.3f}"
     leaves = sorted(found.leaves, key=lambda leaf: -leaf.energy)[:LEAVES]
+    bases = [(name, *(f"{e:.3f}" for e in errors)) for name, errors in found.dropped.items()]
+    shares = [(x.name, f"{x.values:,}", f"{x.energy:.1%}", f"{x.zeros:.0%}") for x in leaves]
+    codecs = [
+        (repr(rate.codec), f"{rate.ratio:g}", f"{rate.bits:.3g}", f"{rate.error:.3f}")
+        for rate in found.rates
+    ]
     tables = {
         "Relative error of keeping the largest coefficients, in each basis": table(
-            ("basis", *(f"{share:.1%} kept" for share in KEPT)),
-            [(name, *(f"{e:.3f}" for e in errors)) for name, errors in found.dropped.items()],
+            ("basis", *(f"{share:.1%} kept" for share in KEPT)), bases
         ),
-        "Leaves, the most energy first": table(
-            ("leaf", "values", "energy", "zeros"),
-            [(x.name, f"{x.values:,}", f"{x.energy:.1%}", f"{x.zeros:.0%}") for x in leaves],
-        ),
+        "Leaves, the most energy first": table(("leaf", "values", "energy", "zeros"), shares),
         "Codecs: bits a value, and the relative error": table(
-            ("codec", "times fewer", "bits", "error"),
-            [
-                (repr(r.codec), f"{r.ratio:g}", f"{r.bits:.3g}", f"{r.error:.3f}")
-                for r in found.rates
-            ],
+            ("codec", "times fewer", "bits", "error"), codecs
         ),
     }
     said = [f"{about}.", *(f"\n{title}\n{one}" for title, one in tables.items()), ""]
     return "\n".join(said + [textwrap.fill(f"- {line}", 80) for line in found.recommendation])
-
-
-def draw(found: Analysis, path: str | os.PathLike[str]) -> None:
-    """Draw the errors of all bases and of all codecs to a PNG file."""
-    from matplotlib.figure import Figure  # only here: the rest works without matplotlib
-
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    bases, codecs = figure.subplots(1, 2)
-    for name, errors in found.dropped.items():
-        bases.semilogx([100 * share for share in KEPT], errors, ".-", label=name)
-    bases.set(xlabel="coefficients kept, %", ylabel="relative error", ylim=(0, 1.02))
-    bases.legend(frameon=False)
-    for rate in found.rates:
-        codecs.semilogx(
-            rate.bits, rate.error, "s" if rate.is_dense else "o", label=repr(rate.codec)
-        )
-    codecs.set(xlabel="bits a value", ylim=(0, 1.1))
-    figure.legend(*codecs.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
-    for axes in (bases, codecs):
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=150, format="png")

@@ -14,23 +14,13 @@ import optax
 import fftgrad as fg
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
-from fftgrad._values import check, check_choice, check_count, check_kind, check_transformation
+from fftgrad._values import check, check_choice, check_count, check_transformation
 from fftgrad.exchanges import _bucketing
 from fftgrad.exchanges._bucketing import BUCKET_LIMIT
 from fftgrad.ops._collectives import Collective
 from fftgrad.planning import _devices, _predict, _text, _timing
 from fftgrad.planning._candidates import Candidate, Loss, candidates, check_rows
-from fftgrad.planning._predict import (
-    Algorithm,
-    Groups,
-    Link,
-    Parts,
-    collective_seconds,
-    count,
-    exchange_seconds,
-    sent_by,
-    step_seconds,
-)
+from fftgrad.planning._predict import Algorithm, Groups, Link, Parts, count, sent_by
 from fftgrad.planning._text import quantity, table, three_digits
 from fftgrad.planning._timing import Timing
 
@@ -130,40 +120,12 @@ class Plan(NamedTuple):
         return "\n".join([table(head, cells, (0, 7)), *textwrap.wrap(self.source, 80)])
 
 
-def draw(found: Plan, path: str | os.PathLike[str]) -> None:
-    """Draw the parts of each row's time to dense's loss to a PNG file."""
-    from matplotlib.figure import Figure  # only here: the rest works without matplotlib
-
-    rows = found.rows[::-1]
-    figure = Figure(figsize=(9, 0.3 * len(rows) + 1), layout="constrained")
-    axes, left = figure.subplots(), [0.0 for _ in rows]
-    parts = {
-        "the step itself": [row.parts.step for row in rows],
-        "codec": [row.parts.compress + row.parts.decompress for row in rows],
-        "Muon": [row.parts.muon for row in rows],
-    }
-    own = map(sum, zip(*parts.values(), strict=True))
-    parts["waiting for the link"] = [row.seconds - x for row, x in zip(rows, own, strict=True)]
-    for label, seconds in parts.items():
-        widths = [row.steps * x for row, x in zip(rows, seconds, strict=True)]
-        axes.barh([row.name for row in rows], widths, left=left, label=label)
-        left = [a + b for a, b in zip(left, widths, strict=True)]
-    for place, row in enumerate(rows):
-        said = quantity(row.to_loss, "s") + ("" if row.why_not else ", recommended")
-        axes.text(left[place], place, f" {said}", va="center", fontsize="small")
-    axes.set(xlabel="seconds to the loss of a dense step", xlim=(0, 1.25 * max(left)))
-    axes.legend(loc="upper right", frameon=False)  # beside the shortest bars
-    figure.savefig(path, dpi=150, format="png")
-
-
 def sort(rows: Sequence[PlanRow]) -> tuple[PlanRow, ...]:
     """Sort rows by their seconds to dense's loss, and say why all but one are not recommended."""
     ranked = sorted(rows, key=lambda row: row.to_loss)
-    best = dense = next(row for row in ranked if row.is_dense)
-    for row in ranked:
-        if row.loss in ACCEPTED and row.to_loss * (1 + MARGIN) < dense.to_loss:
-            best = row
-            break
+    dense = next(row for row in ranked if row.is_dense)
+    faster = (row for row in ranked if row.to_loss * (1 + MARGIN) < dense.to_loss)
+    best = next((row for row in faster if row.loss in ACCEPTED), dense)
 
     def why_not(row: PlanRow) -> str:
         if row is best:
@@ -199,7 +161,7 @@ class Model(NamedTuple):
         share = 2 * -(-sum(map(math.prod, _devices.matrices(like))) // workers)
         link = self.groups.fast or self.link
         shared = muon / workers
-        shared += collective_seconds("all-gather", share, workers, link, self.algorithm)
+        shared += _predict.collective_seconds("all-gather", share, workers, link, self.algorithm)
         if shared >= muon:
             return ""
         took, instead = quantity(shared, "s"), quantity(muon, "s")
@@ -208,18 +170,19 @@ class Model(NamedTuple):
     def parts(self, way: Way) -> Parts:
         """The parts of a step that exchanges."""
         links = self.groups.links(self.link)
-        exchange = way.times * exchange_seconds(way.collectives, links, self.algorithm)
+        exchange = way.times * _predict.exchange_seconds(way.collectives, links, self.algorithm)
         compress, decompress, muon = way.timing
         return Parts(self.step, compress, exchange, decompress, muon)
 
     def seconds(self, way: Way) -> float:
         """Seconds of a step, the mean over steps with and without an exchange."""
-        return step_seconds(self.parts(way), every=way.row.every, buckets=way.buckets)
+        return _predict.step_seconds(self.parts(way), every=way.row.every, buckets=way.buckets)
 
     def link_bytes(self, way: Way) -> float:
         """Bytes that leave a worker over its slow link in a step, on average."""
-        slow = [c for c in way.collectives if self.groups.slow in (c.axes or ())]
-        return way.times * sum(c.link_bytes(c.workers or 1) for c in slow) / way.row.every
+        slow, *_ = self.groups.axes
+        sent = (c.link_bytes(c.workers or 1) for c in way.collectives if slow in (c.axes or ()))
+        return way.times * sum(sent) / way.row.every
 
     def plan_row(self, way: Way, ways: Sequence[Way]) -> PlanRow:
         """The prediction for one of the rows."""
@@ -436,19 +399,13 @@ def predict_step(
     check_choice("predict_step(algorithm)", algorithm, get_args(Algorithm))
     like = _timing.like_of("predict_step", params)
     own = _text.seconds("predict_step(step)", step)
-    links: Link | dict[str, Link]
-    if isinstance(link, Mapping):
-        links = {axis: Link.of(one) for axis, one in link.items()}
-        missing, rule = sorted({*axes} - {*links}), "have a link for each axis"
-        remedy = "add fg.planning.Link('1gbit')."
-        check(not missing, "predict_step(link)", rule, f"none for {missing}", remedy)
-    else:
-        links = Link.of(link)
-    if timing is None:
-        timing = _timing.time_exchange(tx, params, axes, every=every)
-    check_kind("predict_step(timing)", timing, Timing, "use fg.planning.Timing(0.001, 0.002).")
-    exchange = exchange_seconds(
-        _predict.traffic("predict_step(tx)", tx, like, axes, every), links, algorithm
-    )
+    given = link if isinstance(link, Mapping) else dict.fromkeys(axes, link)
+    links = {axis: Link.of(one) for axis, one in given.items()}
+    missing, rule = sorted({*axes} - {*links}), "have a link for each axis"
+    remedy = "add fg.planning.Link('1gbit')."
+    check(not missing, "predict_step(link)", rule, f"none for {missing}", remedy)
+    timing = timing or _timing.time_exchange(tx, params, axes, every=every)
+    sent = _predict.traffic("predict_step(tx)", tx, like, axes, every)
+    exchange = _predict.exchange_seconds(sent, links, algorithm)
     parts = Parts(own, timing.compress, exchange, timing.decompress, timing.muon)
-    return step_seconds(parts, every=every, buckets=buckets)
+    return _predict.step_seconds(parts, every=every, buckets=buckets)

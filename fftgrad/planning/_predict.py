@@ -10,10 +10,8 @@ travels in B buckets leaves while the backward pass runs, all but the last of th
 
     seconds  = max(step + compress, (B - 1) / B · exchange) + exchange / B + decompress + muon
 
-as Agarwal et al. model dense training (MLSys 2022, arXiv:2103.00543). RedSync's model
-(arXiv:1808.04357) is the one with trees, one bucket, and w times the seconds that one payload takes
-to decode; that of the FFT paper (HPDC 2020) the one of two workers without latency, in which
-compressing and decompressing take as long.
+as Agarwal et al. model dense training (MLSys 2022, arXiv:2103.00543). The models of RedSync
+(arXiv:1808.04357) and of the FFT paper (HPDC 2020) are special cases.
 """
 
 import math
@@ -27,7 +25,6 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, Comm, PyTree
 from fftgrad._values import check, check_count, plain, value
 from fftgrad.exchanges import _shards
-from fftgrad.exchanges._low_rank import matrix_shapes
 from fftgrad.ops import _collectives
 from fftgrad.ops._collectives import RING, Collective
 from fftgrad.planning import _text
@@ -91,31 +88,18 @@ def rounds(kind: str, workers: int, algorithm: Literal["ring", "tree"] = "ring")
     return (2.0 if kind == "all-reduce" else 1.0) * (workers - 1)
 
 
-def link_seconds(kind: str, rounds: float, over: float, link: Link) -> float:
-    """Seconds of so many rounds that send `over` bytes over a link in all."""
-    return rounds * link.latency + over / (link.bandwidth * dict(link.shares).get(kind, 1.0))
-
-
 PIPELINED = {"all-reduce": 2.0}
 """How often a byte leaves a worker in a pipelined tree, as in NCCL: once up and once down."""
 
 
 class Parts(NamedTuple):
-    """The parts of a step, in seconds.
+    """The parts of a step, in seconds."""
 
-    Attributes:
-      step: backward pass and optimizer.
-      compress: until the first message can leave.
-      exchange: on the links.
-      decompress: decoding, and all else that follows the first message.
-      muon: Muon's matrix products, if they are known apart.
-    """
-
-    step: float
-    compress: float
-    exchange: float
-    decompress: float
-    muon: float = 0.0
+    step: float  # backward pass and optimizer
+    compress: float  # until the first message can leave
+    exchange: float  # on the links
+    decompress: float  # decoding, and all else that follows the first message
+    muon: float = 0.0  # Muon's matrix products, if they are known apart
 
 
 def collective_seconds(
@@ -128,30 +112,26 @@ def collective_seconds(
     """
     if workers == 1:
         return 0.0
+
+    def seconds(algorithm: Literal["ring", "tree"], over: float) -> float:
+        rate = link.bandwidth * dict(link.shares).get(kind, 1.0)
+        return rounds(kind, workers, algorithm) * link.latency + over / rate
+
     over = size * RING[kind](workers)
     if algorithm != "fastest":
-        return link_seconds(kind, rounds(kind, workers, algorithm), over, link)
+        return seconds(algorithm, over)
     most = max(over, size * PIPELINED.get(kind, 0.0))
-    return min(
-        link_seconds(kind, rounds(kind, workers), over, link),
-        link_seconds(kind, rounds(kind, workers, "tree"), most, link),
-    )
+    return min(seconds("ring", over), seconds("tree", most))
 
 
 def exchange_seconds(
-    collectives: Iterable[Collective],
-    links: Link | Mapping[str, Link],
-    algorithm: Algorithm = "fastest",
+    collectives: Iterable[Collective], links: Mapping[str, Link], algorithm: Algorithm = "fastest"
 ) -> float:
-    """Seconds of collectives one after the other.
-
-    A collective along several axes takes as long as along the slowest of them.
-    """
+    """Seconds of collectives one after the other, each as long as along the slowest of its axes."""
 
     def seconds(c: Collective) -> float:
-        along = [links] if isinstance(links, Link) else [links[axis] for axis in c.axes or ()]
-        each = (collective_seconds(c.kind, c.bytes, c.workers or 1, x, algorithm) for x in along)
-        return max(each)
+        along = (links[axis] for axis in c.axes or ())
+        return max(collective_seconds(c.kind, c.bytes, c.workers or 1, x, algorithm) for x in along)
 
     return sum(map(seconds, collectives))
 
@@ -169,11 +149,7 @@ def step_seconds(parts: Parts, *, every: int = 1, buckets: int = 1) -> float:
 
 
 def traffic(
-    argument: str,
-    tx: Any,
-    like: PyTree,
-    axes: Mapping[str, int],
-    every: int = 1,
+    argument: str, tx: Any, like: PyTree, axes: Mapping[str, int], every: int = 1
 ) -> tuple[Collective, ...]:
     """The collectives of a transformation in so many steps; errors name the `argument`.
 
@@ -194,7 +170,7 @@ def traffic(
 def sent_by(exchange: fg.Exchange, like: PyTree, axes: Mapping[str, int]) -> tuple[Collective, ...]:
     """The collectives of an exchange for one bucket, along the first axis.
 
-    A trace takes up to half a second, so those of the usual exchanges follow from `wire_bytes`.
+    A trace of `Budget` takes a second, so what follows from `wire_bytes` is not traced.
     """
     axis, *_ = axes
 
@@ -207,18 +183,12 @@ def sent_by(exchange: fg.Exchange, like: PyTree, axes: Mapping[str, int]) -> tup
         slow, fast = sent_by(exchange.slow, pieces, axes), str(exchange.fast_axis)
         there = sent("all-to-all", exchange.workers * own, fast)
         return there, *slow, sent("all-gather", own, fast)
-    size = exchange.wire_bytes(like)
     match exchange:
         case fg.AllGather():
-            return (sent("all-gather", size),)
-        case fg.AllReduce() | fg.AcpSgd():
-            return (sent("all-reduce", size),)
+            return (sent("all-gather", exchange.wire_bytes(like)),)
         case fg.TwoStage():
-            own = size // (exchange.workers + 1)
+            own = exchange.wire_bytes(like) // (exchange.workers + 1)
             return sent("all-to-all", own * exchange.workers), sent("all-gather", own)
-        case fg.PowerSgd():
-            second = 4 * exchange.rank * sum(m for _, m in matrix_shapes(like, exchange.rank))
-            return sent("all-reduce", size - second), sent("all-reduce", second)
         case fg.Eigenbasis():
             return sent_by(exchange.exchange, like, axes)
         case _:
@@ -233,7 +203,7 @@ def count(params: PyTree) -> int:
 
 # The workers of a plan.
 
-AXIS, SLOW, FAST = "data", "slow", "fast"
+FAST = "fast"
 
 
 class Groups(NamedTuple):
@@ -242,11 +212,6 @@ class Groups(NamedTuple):
     axes: Mapping[str, int]  # number of workers along each axis, the slow one first
     axis_name: AxisName  # as in the code of a step
     fast: Link | None  # the link of the second axis, if there is one
-
-    @property
-    def slow(self) -> str:
-        """The axis of the slow links."""
-        return next(iter(self.axes))
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -260,24 +225,25 @@ class Groups(NamedTuple):
         names = tuple(self.axes)
         return names[0] if len(names) == 1 else names
 
-    def links(self, slow: Link) -> Link | dict[str, Link]:
-        """The link of all, or that of each axis."""
-        return slow if self.fast is None else dict(zip(self.axes, (slow, self.fast), strict=True))
+    def links(self, slow: Link) -> dict[str, Link]:
+        """The link of each axis."""
+        first, *second = self.axes
+        return {first: slow} | dict.fromkeys(second, self.fast or slow)
 
 
 def groups(workers: int, fast: tuple[int, Link] | None, axis_name: AxisName | None) -> Groups:
     """The workers of a plan and their axes."""
-    name = (AXIS if fast is None else (SLOW, FAST)) if axis_name is None else axis_name
+    usual: AxisName = "data" if fast is None else ("slow", FAST)
+    name = usual if axis_name is None else axis_name
     _axes.check_names("plan(axis_name)", name)
     workers = check_count("plan(workers)", workers, "one exchanges nothing.", least=2)
     if fast is None:
         # All that a flat exchange knows of several axes is how many workers they have together.
-        return Groups({name if isinstance(name, str) else AXIS: workers}, name, None)
+        return Groups({name if isinstance(name, str) else "data": workers}, name, None)
     joined, link = fast
     rule = f"be a divisor of the {workers} workers that leaves two groups at least"
     fine = workers % joined == 0 and 1 < joined < workers
     check(fine, "plan(fast)", rule, joined, "leave it out where no links are fast.")
     names, rule = _axes.names(name), "name the slow axis and the fast one"
     check(len(names) == 2, "plan(axis_name)", rule, repr(name), "use ('slow', 'fast').")
-    sizes = (workers // joined, joined)
-    return Groups(dict(zip(names, sizes, strict=True)), name, Link.of(link))
+    return Groups({names[0]: workers // joined, names[1]: joined}, name, Link.of(link))

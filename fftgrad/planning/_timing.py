@@ -88,13 +88,9 @@ def agreement(mesh: Mesh, axis_name: AxisName) -> Agree:
     """The `agree` of a mesh; one process alone has nobody to ask."""
     if jax.process_count() == 1:
         return float
-    workers = _axes.mesh_size(mesh, axis_name)
-    program = jax.jit(
-        jax.shard_map(
-            lambda x: lax.pmax(x, axis_name), mesh=mesh, in_specs=P(axis_name), out_specs=P(),
-            check_vma=False,
-        )
-    )  # fmt: skip
+    most, spec = lambda x: lax.pmax(x, axis_name), P(axis_name)
+    mapped = jax.shard_map(most, mesh=mesh, in_specs=spec, out_specs=P(), check_vma=False)
+    program, workers = jax.jit(mapped), _axes.mesh_size(mesh, axis_name)
 
     def agree(value: float) -> float:
         return float(program(full(mesh, axis_name, workers, value)).addressable_shards[0].data[0])
@@ -104,11 +100,8 @@ def agreement(mesh: Mesh, axis_name: AxisName) -> Agree:
 
 def full(mesh: Mesh, axis_name: AxisName, size: int, value: float) -> jax.Array:
     """A vector of one value, cut along the axis; each process makes its own part."""
-    return jax.make_array_from_callback(
-        (size,),
-        NamedSharding(mesh, P(axis_name)),
-        lambda index: np.full(size, value, np.float32)[index],
-    )
+    own, whole = NamedSharding(mesh, P(axis_name)), np.full(size, value, np.float32)
+    return jax.make_array_from_callback(whole.shape, own, lambda index: whole[index])
 
 
 # The links of a mesh.
@@ -164,8 +157,10 @@ def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0)
     check(workers > 1, "measure_link(mesh)", rule, workers, remedy)
     found, longest = list[Sent](), dict[int, float]()
     for size in SIZES:
-        if len(longest) > 1 and _is_long(longest, size, seconds):
-            break
+        if len(longest) > 1:  # the bytes of this size take so long; its latency is no reason
+            (small, before), (large, last) = list(longest.items())[-2:]
+            if (last - before) / (large - small) * (size - large) > 4 * max(seconds, last):
+                break
         for kind, collective in COLLECTIVES.items():
             own = size // workers if kind == "all-gather" else size
             took = _time(mesh, axis_name, collective, own, seconds)
@@ -173,15 +168,6 @@ def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0)
             found.append(Sent(kind, rounds(kind, workers), over, took))
         longest[size] = max(sent.seconds for sent in found[-len(COLLECTIVES) :])
     return fit(found)
-
-
-def _is_long(longest: dict[int, float], size: int, seconds: float) -> bool:
-    """True if the bytes of a size take too long; its latency is that of the size before.
-
-    If latency alone takes longer than `seconds`, the limit is four times the size before.
-    """
-    (small, before), (large, last) = list(longest.items())[-2:]
-    return (last - before) / (large - small) * (size - large) > 4 * max(seconds, last)
 
 
 def fit(found: list[Sent]) -> Link:
@@ -204,23 +190,15 @@ def fit(found: list[Sent]) -> Link:
 
 
 def _time(
-    mesh: Mesh,
-    axis_name: AxisName,
-    collective: Callable[[jax.Array, AxisName], jax.Array],
-    size: int,
-    seconds: float,
+    mesh: Mesh, axis_name: AxisName, collective: Callable[..., jax.Array], size: int, seconds: float
 ) -> float:
-    workers = _axes.mesh_size(mesh, axis_name)
+    """Seconds of a collective to which each worker passes so many bytes."""
+    workers, spec = _axes.mesh_size(mesh, axis_name), P(axis_name)
     words = -(-size // 4 // workers) * workers
-
-    def run(x: jax.Array) -> jax.Array:
-        return collective(x, axis_name).ravel()[:1]
-
-    spec = P(axis_name)
+    run = lambda x: collective(x, axis_name).ravel()[:1]  # noqa: E731
     mapped = jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     inputs = [full(mesh, axis_name, words * workers, float(n)) for n in (1, 2)]
-    agree = agreement(mesh, axis_name)
-    return timed(jax.jit(mapped), inputs, seconds, agree=agree).seconds
+    return timed(jax.jit(mapped), inputs, seconds, agree=agreement(mesh, axis_name)).seconds
 
 
 # An exchange on one device.
@@ -328,7 +306,7 @@ def alone(function: Callable[..., Any], axes: Axes) -> Callable[..., Any]:
     A collective returns at once the result for workers that all sent the same, of which this one is
     the first.
     """
-    return lambda *args: _Alone(axes).call(function, args)
+    return lambda *args: _call(function, axes, args)[0]
 
 
 def until_sent(function: Callable[..., Any], axes: Axes) -> Callable[..., Any]:
@@ -336,66 +314,60 @@ def until_sent(function: Callable[..., Any], axes: Axes) -> Callable[..., Any]:
 
     If a conditional has the first collective inside, its operands; without any collective, ().
     """
-
-    def run(*args: Any) -> Any:
-        worker = _Alone(axes)
-        worker.call(function, args)
-        return worker.sent[0] if worker.sent else ()
-
-    return run
+    return lambda *args: next(iter(_call(function, axes, args)[1]), ())
 
 
-class _Alone:
-    """Evaluates the program of one worker; `sent` has the operands of each collective."""
+def _call(function: Callable[..., Any], axes: Axes, args: Any) -> tuple[Any, list[Sequence[Any]]]:
+    """The result for one worker, and the operands of each collective."""
+    trace = jax.make_jaxpr(function, axis_env=list(axes.items()), return_shape=True)
+    closed, shape = trace(*args)
+    sent = list[Sequence[Any]]()
+    out = _run(closed.jaxpr, closed.consts, jax.tree.leaves(args), axes, sent)
+    return jax.tree.unflatten(jax.tree.structure(shape), out), sent
 
-    def __init__(self, axes: Axes) -> None:
-        self.axes, self.sent = axes, list[Sequence[Any]]()
 
-    def call(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
-        trace = jax.make_jaxpr(function, axis_env=list(self.axes.items()), return_shape=True)
-        closed, shape = trace(*args)
-        out = self.run(closed.jaxpr, closed.consts, jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(shape), out)
+def _run(
+    jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Any], axes: Axes, sent: list[Any]
+) -> list[Any]:
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
-    def run(self, jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else values[atom]
 
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, core.Literal) else values[atom]
+    for eqn in jaxpr.eqns:
+        out = _apply(eqn, list(map(read, eqn.invars)), axes, sent)
+        values.update(zip(eqn.outvars, out, strict=True))
+    return list(map(read, jaxpr.outvars))
 
-        for eqn in jaxpr.eqns:
-            out = self._apply(eqn, list(map(read, eqn.invars)))
-            values.update(zip(eqn.outvars, out, strict=True))
-        return list(map(read, jaxpr.outvars))
 
-    def _apply(self, eqn: core.JaxprEqn, args: list[Any]) -> Sequence[Any]:
-        name = eqn.primitive.name
-        if name == "axis_index":
-            return [jnp.int32(0)]
-        if name in _collectives.KINDS and (along := _collectives.axes_of(eqn, self.axes)):
-            workers = _collectives.group_size(eqn, along, self.axes)
-            self.sent.append(args)
-            # A compiler that knew that all workers sent the same would decode it once.
-            return lax.optimization_barrier([_received(eqn, workers, x) for x in args])
-        inner = list(_collectives.programs_in(eqn))
-        if not any(has(program, {*_collectives.KINDS, "axis_index"}) for program in inner):
-            out = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
-            return out if eqn.primitive.multiple_results else [out]
-        if name == "cond":
-            if any(has(program, {*_collectives.KINDS}) for program in inner):
-                self.sent.append(args)
+def _apply(eqn: core.JaxprEqn, args: list[Any], axes: Axes, sent: list[Any]) -> Sequence[Any]:
+    name = eqn.primitive.name
+    if name == "axis_index":
+        return [jnp.int32(0)]
+    if name in _collectives.KINDS and (along := _collectives.axes_of(eqn, axes)):
+        workers = _collectives.group_size(eqn, along, axes)
+        sent.append(args)
+        # A compiler that knew that all workers sent the same would decode it once.
+        return lax.optimization_barrier([_received(eqn, workers, x) for x in args])
+    inner = list(_collectives.programs_in(eqn))
+    if not any(has(program, {*_collectives.KINDS, "axis_index"}) for program in inner):
+        out = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
+        return out if eqn.primitive.multiple_results else [out]
+    if name == "cond":
+        if any(has(program, {*_collectives.KINDS}) for program in inner):
+            sent.append(args)
 
-            def branch(closed: Any) -> Callable[..., Any]:
-                return lambda *own: _Alone(self.axes).run(closed.jaxpr, closed.consts, own)
+        def branch(closed: Any) -> Callable[..., Any]:
+            return lambda *own: _run(closed.jaxpr, closed.consts, own, axes, [])
 
-            return lax.switch(args[0], list(map(branch, eqn.params["branches"])), *args[1:])
-        if name in ("while", "scan") or len(inner) != 1:
-            raise NotImplementedError(
-                f"alone(function): must have its collectives outside of loops, got one inside of "
-                f"{name}; time it on real devices."
-            )
-        (closed,) = (p for p in eqn.params.values() if getattr(p, "jaxpr", p) is inner[0])
-        return self.run(inner[0], getattr(closed, "consts", ()), args)
+        return lax.switch(args[0], list(map(branch, eqn.params["branches"])), *args[1:])
+    if name in ("while", "scan") or len(inner) != 1:
+        raise NotImplementedError(
+            f"alone(function): must have its collectives outside of loops, got one inside of "
+            f"{name}; time it on real devices."
+        )
+    (closed,) = (p for p in eqn.params.values() if getattr(p, "jaxpr", p) is inner[0])
+    return _run(inner[0], getattr(closed, "consts", ()), args, axes, sent)
 
 
 def has(jaxpr: core.Jaxpr, names: set[str]) -> bool:
@@ -414,8 +386,8 @@ def _received(eqn: core.JaxprEqn, workers: int, x: Any) -> Any:
         case "all_gather":
             return _stack(x, params["all_gather_dimension"], workers, params["tiled"])
         case "all_to_all":
-            first = _first(x, params["split_axis"], workers, params["tiled"])
-            return _stack(first, params["concat_axis"], workers, params["tiled"])
+            first = _first(x, params["split_axis"], workers, True)  # tiled or not
+            return _stack(first, params["concat_axis"], workers, True)
         case "reduce_scatter":
             first = _first(x, params["scatter_dimension"], workers, params["tiled"])
             return first * jnp.asarray(workers, x.dtype)

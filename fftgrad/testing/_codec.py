@@ -7,16 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fftgrad._contracts import (
-    Codec,
-    Compressed,
-    Payload,
-    PyTree,
-    Selector,
-    Sparse,
-    Step,
-    Transform,
-)
+from fftgrad._contracts import Codec, Compressed, Payload, PyTree, Selector, Sparse, Step, Transform
 from fftgrad.codecs import _sum
 from fftgrad.ops import _wire
 from fftgrad.testing import _laws
@@ -50,10 +41,6 @@ class Trip(NamedTuple):
     elsewhere: jax.Array
     added: jax.Array
     places: jax.Array | None
-
-
-Run = Callable[[jax.Array, PyTree, jax.Array], Trip]
-"""Function of a vector, a state and the number of the step."""
 
 
 def check_codec(
@@ -103,11 +90,13 @@ def check_codec(
     trips = {n: _compiled(codec, n) for n in sizes}
     for n, trip in trips.items():
         _shapes(laws, codec, trip, n)
-    inputs, where = (
-        [_laws.values(small, seed) for seed in range(3)],
-        f"for {ORDINARY}, float32[{small}]",
-    )
-    laws.programs(lambda x: _back(codec, x), inputs, where, PURE, eager)
+
+    def back(x: jax.Array) -> jax.Array:
+        payload = codec.compress(x, _start(codec, x.size), _step()).payload
+        return codec.decompress(payload, _like(x.size), _step())
+
+    inputs, where = [_laws.values(small, seed) for seed in range(3)], f"for {ORDINARY}"
+    laws.programs(back, inputs, f"{where}, float32[{small}]", PURE, eager)
     if isinstance(codec, Transform):
         _transform(laws, codec, small)
     for n, trip in trips.items():
@@ -118,49 +107,41 @@ def check_codec(
         _unbiased(laws, codec, small)
 
 
-def _compiled(codec: Codec, n: int) -> Run:
+def _compiled(codec: Codec, n: int) -> Callable[..., Trip]:
     """Compile one step for a vector of length n."""
-    return jax.jit(
-        lambda x, state, number: _trip(codec, x, state, _step(number)),
-        compiler_options=_laws.options(n),
-    )
+    like = _like(n)
+
+    def trip(x: jax.Array, state: PyTree, number: jax.Array) -> Trip:
+        step = _step(number)
+        out = codec.compress(x, state, step)
+        buffer = _wire.pack(_wire.Header(True, out.overflow), out.payload)
+        received = _wire.unpack(buffer, out.payload)[1]
+        other = step._replace(local=jax.random.key(77))
+        selector = codec if isinstance(codec, Selector) else None
+        return Trip(
+            payload=out.payload,
+            overflow=jnp.asarray(out.overflow),
+            state=out.state,
+            back=codec.decompress(out.payload, like, step),
+            buffer=buffer,
+            from_buffer=codec.decompress(received, like, step),
+            elsewhere=codec.decompress(out.payload, like, other),
+            added=_sum.add(codec, jnp.linspace(-1.0, 1.0, n), out.payload, 0.5, step),
+            places=selector and selector.positions(out.payload.side, n, step),
+        )
+
+    return jax.jit(trip, compiler_options=_laws.options(n))
 
 
-def _trip(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Trip:
-    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    out = codec.compress(x, state, step)
-    buffer = _wire.pack(_wire.Header(True, out.overflow), out.payload)
-    received = _wire.unpack(buffer, out.payload)[1]
-    other = step._replace(local=jax.random.key(77))
-    selector, side = codec if isinstance(codec, Selector) else None, out.payload.side
-    return Trip(
-        payload=out.payload,
-        overflow=jnp.asarray(out.overflow),
-        state=out.state,
-        back=codec.decompress(out.payload, like, step),
-        buffer=buffer,
-        from_buffer=codec.decompress(received, like, step),
-        elsewhere=codec.decompress(out.payload, like, other),
-        added=_sum.add(codec, jnp.linspace(-1.0, 1.0, x.size), out.payload, 0.5, step),
-        places=selector.positions(side, x.size, step) if selector else None,
-    )
-
-
-def _back(codec: Codec, x: jax.Array) -> jax.Array:
-    """Return the decoded vector of the first step."""
-    payload = codec.compress(x, _start(codec, x.size), _step()).payload
-    return codec.decompress(payload, jax.ShapeDtypeStruct(x.shape, x.dtype), _step())
-
-
-def _shapes(laws: Laws, codec: Codec, run: Run, n: int) -> None:
-    like = jax.ShapeDtypeStruct((n,), jnp.float32)
+def _shapes(laws: Laws, codec: Codec, run: Callable[..., Trip], n: int) -> None:
+    like = _like(n)
     rule = f"compress and decompress must trace for float32[{n}]"
     remedy = "use jax.numpy, no Python `if` on values, and no sizes that depend on values."
     with laws.running("shapes", rule, remedy):
         out = jax.eval_shape(lambda x: codec.compress(x, _start(codec, n), _step()), like)
-        given = isinstance(out, Compressed) and isinstance(out.payload, Payload)
         laws.need(
-            given, "shapes", "compress must return Compressed(Payload(main, side), ...)", f"{out}",
+            isinstance(out, Compressed) and isinstance(out.payload, Payload), "shapes",
+            "compress must return Compressed(Payload(main, side), ...)", f"{out}",
             "return fg.Compressed(fg.Payload(main)).",
         )  # fmt: skip
         back: Any = jax.eval_shape(lambda p: codec.decompress(p, like, _step()), out.payload)
@@ -168,20 +149,22 @@ def _shapes(laws: Laws, codec: Codec, run: Run, n: int) -> None:
     laws.same_spec(f"decompress for float32[{n}]", back, like, same)
     with laws.running("bytes", f"a payload for float32[{n}] must fit into uint32 words", PACKED):
         jax.eval_shape(lambda p: _wire.pack(_wire.NOTHING, p), out.payload)
+    number = jax.ShapeDtypeStruct((), jnp.int32)
     with laws.running("shapes", rule, remedy):
         state = jax.eval_shape(lambda: _start(codec, n))
-        trip: Any = jax.eval_shape(run, like, state, jax.ShapeDtypeStruct((), jnp.int32))
+        trip: Any = jax.eval_shape(run, like, state, number)
     laws.same_state(trip.state, state)
     counted = "count in one int32, as jnp.sum(bad, dtype=jnp.int32), or return 0."
-    laws.same_spec("overflow", trip.overflow, jax.ShapeDtypeStruct((), jnp.int32), counted)
+    laws.same_spec("overflow", trip.overflow, number, counted)
+    main, wanted = out.payload.main.dtype, wire_bytes(codec, like)
     laws.need(
-        codec.last or jnp.issubdtype(out.payload.main.dtype, jnp.inexact), "shapes",
-        "`main` must hold values, unless the codec comes last", f"{out.payload.main.dtype}",
+        codec.last or jnp.issubdtype(main, jnp.inexact), "shapes",
+        "`main` must hold values, unless the codec comes last", f"{main}",
         "derive the codec from fg.Quantizer, or return True from `last`.",
     )  # fmt: skip
     laws.need(
-        trip.buffer.size * 4 == wire_bytes(codec, like), "bytes",
-        f"the buffer for float32[{n}] must have the {wire_bytes(codec, like)} bytes of wire_bytes",
+        trip.buffer.size * 4 == wanted, "bytes",
+        f"the buffer for float32[{n}] must have the {wanted} bytes of wire_bytes",
         f"{trip.buffer.size * 4}", "let the shapes of a payload depend on the input's shape alone.",
     )  # fmt: skip
     rule = "shard(4) must be a codec for a quarter"
@@ -189,7 +172,7 @@ def _shapes(laws: Laws, codec: Codec, run: Run, n: int) -> None:
         laws.need(isinstance(codec.shard(4), Codec), "shapes", rule, "another", "return self.")
 
 
-def _values(laws: Laws, codec: Codec, trip: Run, n: int, max_error: float) -> None:
+def _values(laws: Laws, codec: Codec, trip: Callable[..., Trip], n: int, max_error: float) -> None:
     """Laws of values, in each of the first steps, with the state of the step before."""
     state = _start(codec, n)
     for number in range(_laws.STEPS[-1] + 1):
@@ -243,22 +226,19 @@ def _positions(laws: Laws, codec: Codec, x: np.ndarray, out: Trip, where: str) -
     main = None if codec.last else np.asarray(out.payload.main)
     shape = places.shape if main is None else main.shape
     inside = places < x.size
+    ascend = np.all(np.diff(places.astype(np.int64)) > 0) and np.all(places >= 0)
+    rule = f"positions must be int32{list(shape)}, one for each value of main, and ascend from 0 on"
+    got = f"{places.dtype}{list(places.shape)}, {places[:8].tolist()}... {where}"
     remedy = "sort the positions, and use n, n + 1, ... for unused ones."
-    laws.need(
-        places.dtype == np.int32 and places.shape == shape, "positions",
-        f"positions must be int32{list(shape)}, one for each value of main",
-        f"{places.dtype}{list(places.shape)} {where}", remedy,
-    )  # fmt: skip
-    laws.need(
-        np.all(np.diff(places.astype(np.int64)) > 0) and np.all(places >= 0), "positions",
-        "positions must be at least 0, ascend and differ", f"{places[:8].tolist()}... {where}",
-        remedy,
-    )  # fmt: skip
-    laws.need(
-        main is None or np.array_equal(back[places[inside]], main[inside]), "positions",
-        "decompress must put the values of main there", f"different values {where}",
-        DEFAULT.format("decompress"),
-    )  # fmt: skip
+    is_right = places.dtype == np.int32 and places.shape == shape and ascend
+    laws.need(is_right, "positions", rule, got, remedy)
+    rule, remedy = "decompress must put the values of main there", DEFAULT.format("decompress")
+    is_there = main is None or np.array_equal(back[places[inside]], main[inside])
+    laws.need(is_there, "positions", rule, f"different values {where}", remedy)
+
+
+def _like(n: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((n,), jnp.float32)
 
 
 def _step(number: jax.Array | int = 0) -> Step:
@@ -266,18 +246,16 @@ def _step(number: jax.Array | int = 0) -> Step:
 
 
 def _start(codec: Codec, n: int) -> PyTree:
-    return codec.init(jax.ShapeDtypeStruct((n,), jnp.float32))
+    return codec.init(_like(n))
 
 
 def _transform(laws: Laws, codec: Transform, n: int) -> None:
     """Law: a transform is invertible, sends only coefficients, and `at_blocks` decodes a few."""
-    like = jax.ShapeDtypeStruct((n,), jnp.float32)
+    like = _like(n)
     out = jax.eval_shape(lambda x: codec.compress(x, _start(codec, n), _step()), like)
-    more = jax.tree.leaves((out.payload.side, out.state))
-    laws.need(
-        not more, "transform", "a transform must have no state and no side",
-        f"{more}", "derive the codec from fg.Codec.",
-    )  # fmt: skip
+    more, remedy = jax.tree.leaves((out.payload.side, out.state)), "derive it from fg.Codec."
+    rule = "a transform must have no state and no side"
+    laws.need(not more, "transform", rule, f"{more}", remedy)
 
     @jax.jit
     def run(x: jax.Array, number: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -305,7 +283,7 @@ def _transform(laws: Laws, codec: Transform, n: int) -> None:
 
 def _summable(laws: Laws, codec: Codec, n: int) -> None:
     """Law: the sum of payloads decodes to the sum, and a NaN survives it."""
-    like = jax.ShapeDtypeStruct((n,), jnp.float32)
+    like = _like(n)
 
     @jax.jit
     def both(x: jax.Array, number: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -324,23 +302,21 @@ def _summable(laws: Laws, codec: Codec, n: int) -> None:
     }
     spoiled = own.copy()
     spoiled[3, n // 2] = np.nan
+    rule = "the sum of payloads must decode to the sum, and to no number with a NaN"
     remedy = "do not claim `summable`, and use AllGather."
     for number in _laws.STEPS:
         when = f"{WORKERS} rows, float32[{n}], step {number}"
         for name, x in inputs.items():
             whole, each = both(x, jnp.int32(number))
-            rule = "the sum of payloads must decode to the sum"
             laws.near("summable", rule, whole, each, f"for {name} {when}", remedy, most=1e-2)
-        laws.need(
-            not _laws.all_finite(both(spoiled, jnp.int32(number))[0]), "summable",
-            "a NaN must survive the sum of payloads",
-            f"finite values for a NaN at position {n // 2} of one of {when}", remedy,
-        )  # fmt: skip
+        hidden = _laws.all_finite(both(spoiled, jnp.int32(number))[0])
+        got = f"finite values for a NaN at position {n // 2} of one of {when}"
+        laws.need(not hidden, "summable", rule, got, remedy)
 
 
 def _unbiased(laws: Laws, codec: Codec, n: int) -> None:
     """Law: the mean of many draws is x, for each value and for those far below the maximum."""
-    like = jax.ShapeDtypeStruct((n,), jnp.float32)
+    like = _like(n)
     drawn = _laws.values(n)
     # One small value would be drawn too rarely, so sums of many small values are checked.
     large = np.sign(drawn) * np.maximum(np.abs(drawn), np.abs(drawn).max() / 10)
@@ -371,10 +347,8 @@ def _unbiased(laws: Laws, codec: Codec, n: int) -> None:
     error = np.abs(y[0] - x)
     # A short vector may have no value of one size.
     worst = int(np.argmax(np.where(x == 0, 0, error) / np.where(x == 0, 1, bound)))
-    where = f"position {worst} of heavy-tailed values" if worst < n else "a sum of small values"
-    laws.need(
-        error[worst] <= bound[worst], "unbiased",
-        f"the mean of {keys.size} draws must be x within 5 sigma, {bound[worst]:.3g}",
-        f"{y[0, worst]:.5g} for {x[worst]:.5g}, {where}, float32[{n}]",
-        "do not claim `unbiased`, or round stochastically.",
-    )  # fmt: skip
+    where = f"position {worst} of {ORDINARY}" if worst < n else "a sum of small values"
+    rule = f"the mean of {keys.size} draws must be x within 5 sigma, {bound[worst]:.3g}"
+    got = f"{y[0, worst]:.5g} for {x[worst]:.5g}, {where}, float32[{n}]"
+    remedy = "do not claim `unbiased`, or round stochastically."
+    laws.need(error[worst] <= bound[worst], "unbiased", rule, got, remedy)

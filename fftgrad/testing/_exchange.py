@@ -10,16 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from fftgrad import _axes
-from fftgrad._contracts import (
-    Averaged,
-    AxisName,
-    Comm,
-    Exchange,
-    PyTree,
-    State,
-    Stats,
-    Step,
-)
+from fftgrad._contracts import Averaged, AxisName, Comm, Exchange, PyTree, State, Stats, Step
 from fftgrad._values import check
 from fftgrad.exchanges import _bucketing, _recipe
 from fftgrad.exchanges._bucketing import Bucketing
@@ -36,10 +27,7 @@ LIKES: tuple[PyTree, ...] = (
     jax.ShapeDtypeStruct((1,), jnp.float32),
     jax.ShapeDtypeStruct((150,), jnp.float32),
     jax.ShapeDtypeStruct((5_000,), jnp.float32),
-    {
-        "b": jax.ShapeDtypeStruct((37,), jnp.float32),
-        "w": jax.ShapeDtypeStruct((12, 10), jnp.float32),
-    },
+    _laws.TREE,
 )
 
 
@@ -117,17 +105,22 @@ def _check(laws: Laws, exchange: Exchange, like: PyTree, mesh: Mesh, max_error: 
         args = rows, state, jax.ShapeDtypeStruct((), jnp.int32)
         out: Averaged = jax.eval_shape(run, *args)
         program = run.lower(*args).compile(compiler_options=_laws.options(size))
-    _shapes(laws, out, rows, state, workers)
+    remedy = "reshape and cast it to the shape and dtype of x."
+    laws.same_spec("mean, a row a worker,", out.mean, rows, remedy)
+    if out.error is not None:
+        laws.same_spec("error, a row a worker,", out.error, rows, remedy)
+    count = jax.ShapeDtypeStruct((workers,), jnp.int32)
+    laws.same_spec("overflow, a row a worker,", out.stats.overflow, count, "return 0.")
+    laws.same_state(out.state, state)
     _bytes(laws, exchange, like, audit(program), name)
 
     state = init()
-    first = None
+    got = first = None
     for number in range(_laws.STEPS[-1] + 1):
         inputs, when = _inputs_of(like, workers, number), f"{name}, step {number}"
-        for what, x in inputs.items() if number == 0 else ((USUAL, inputs[USUAL]),):
-            got: Any = program(x, state, np.int32(number))
-            _good(laws, x, got, workers, f"for {what}, {when}")
-        got = program(inputs[USUAL], state, np.int32(number))
+        for what in inputs if number == 0 else (USUAL,):  # the last one in any case
+            got: Any = program(inputs[what], state, np.int32(number))
+            _good(laws, inputs[what], got, workers, f"for {what}, {when}")
         if size > 8 and max_error < math.inf:  # an exchange may send none of a few values
             x, mean = (_mean(tree) for tree in (inputs[USUAL], got.mean))
             laws.along("the mean", x, mean, f"for {USUAL}, {when}")
@@ -138,8 +131,14 @@ def _check(laws: Laws, exchange: Exchange, like: PyTree, mesh: Mesh, max_error: 
         first = first or got
         state = got.state
     assert first
-    mean_of = lambda x: one(x, exchange.init(like), jnp.int32(0)).mean  # noqa: E731
-    _under_vmap(laws, mean_of, like, mesh, first.mean, name)
+    under_vmap = lambda x: one(x, exchange.init(like), jnp.int32(0)).mean  # noqa: E731
+    for name_of in reversed(axes):
+        under_vmap = jax.vmap(under_vmap, axis_name=name_of)
+    x = _inputs_of(like, workers, 0)[USUAL]
+    x = jax.tree.map(lambda a: a.reshape(*mesh.devices.shape, *a.shape[1:]), x)
+    rule = "jax.vmap must give the mean of shard_map"
+    remedy = "ask jax.lax for the size and the index of the axis, not jax.devices()."
+    laws.near("vmap", rule, jax.jit(under_vmap)(x), first.mean, f"for {name}", remedy)
 
 
 def _mean(tree: PyTree) -> PyTree:
@@ -169,18 +168,6 @@ def _good(laws: Laws, x: PyTree, got: Averaged, workers: int, where: str) -> Non
             laws.near("mean", rule, found, wanted, where, remedy, most=1e-3)
 
 
-def _shapes(laws: Laws, out: Averaged, rows: PyTree, state: PyTree, workers: int) -> None:
-    remedy = "reshape and cast it to the shape and dtype of x."
-    laws.same_spec("mean, a row a worker,", out.mean, rows, remedy)
-    if out.error is not None:
-        laws.same_spec("error, a row a worker,", out.error, rows, remedy)
-    flag = jax.ShapeDtypeStruct((workers,), jnp.bool_)
-    laws.same_spec("finite, a row a worker,", out.stats.finite, flag, "use jnp.all.")
-    count = jax.ShapeDtypeStruct((workers,), jnp.int32)
-    laws.same_spec("overflow, a row a worker,", out.stats.overflow, count, "return 0.")
-    laws.same_state(out.state, state)
-
-
 def _bytes(
     laws: Laws, exchange: Exchange, like: PyTree, found: tuple[Collective, ...], name: str
 ) -> None:
@@ -198,33 +185,20 @@ def _bytes(
         )  # fmt: skip
 
 
-def _under_vmap(
-    laws: Laws, run: Callable[[PyTree], PyTree], like: PyTree, mesh: Mesh, mean: PyTree, name: str
-) -> None:
-    x = _inputs_of(like, mesh.size, 0)[USUAL]
-    shaped = jax.tree.map(lambda a: a.reshape(*mesh.devices.shape, *a.shape[1:]), x)
-    for axis in reversed(mesh.axis_names):
-        run = jax.vmap(run, axis_name=axis)
-    remedy = "ask jax.lax for the size and the index of the axis, not jax.devices()."
-    rule = "jax.vmap must give the mean of shard_map"
-    laws.near("vmap", rule, jax.jit(run)(shaped), mean, f"for {name}", remedy)
-
-
 def _bad(
     laws: Laws, program: Any, good: PyTree, workers: int, state: PyTree, step: int, when: str
 ) -> None:
+    few = None if step == 0 else 1  # all positions and values in the first step only
+    remedy = "send a flag with the payload: fftgrad.ops._finite.all_finite(x)."
     for number, leaf in enumerate(jax.tree.leaves(good)):
         n = leaf.size // workers
-        places = sorted({0, n // 2, n - 1})
-        for index, position in enumerate(places if step == 0 else places[:1]):
-            for bad in _laws.BAD if step == 0 else _laws.BAD[:1]:
+        for index, position in enumerate(sorted({0, n // 2, n - 1})[:few]):
+            for bad in _laws.BAD[:few]:
                 worker = index % workers
                 x = _laws.spoiled(good, number, worker * n + position, bad)
-                mean = jax.tree.map(np.asarray, program(x, state, np.int32(step)).mean)
+                means = jax.tree.leaves(program(x, state, np.int32(step)).mean)
                 where = f"for {bad} at position {position} of worker {worker}, {when}"
-                remedy = "send a flag with the payload: fftgrad.ops._finite.all_finite(x)."
-                for other in range(workers):
-                    own = [leaf[other] for leaf in jax.tree.leaves(mean)]
+                for other, own in enumerate(zip(*map(np.asarray, means), strict=True)):
                     laws.not_hidden(own, f"the mean of worker {other}", where, remedy)
 
 
@@ -243,9 +217,8 @@ def _sharded_over(
         mean, error, stats = jax.tree.map(lambda a: a[None], (out.mean, out.error, stats))
         return mean, error, add_rows(out.state), stats
 
-    init = jax.shard_map(
-        lambda: add_rows(exchange.init(like)), mesh=mesh, in_specs=(), out_specs=specs
-    )
+    start = lambda: add_rows(exchange.init(like))  # noqa: E731
+    init = jax.shard_map(start, mesh=mesh, in_specs=(), out_specs=specs)
     run = jax.shard_map(row, mesh=mesh, in_specs=(rows, specs, shared), out_specs=out_specs)
     return init, lambda *args: Averaged(*run(*args))
 
@@ -254,9 +227,9 @@ def _inputs_of(like: PyTree, workers: int, step: int) -> dict[str, PyTree]:
     """Make rows of values, keyed by their names in an error."""
     seeds = range(step * (workers + 1), (step + 1) * (workers + 1))
     trees = [_laws.tree_of(like, seed) for seed in seeds]
-    own = jax.tree.map(lambda *rows: np.stack(rows), *trees[:workers])
+    own = _laws.stack(trees[:workers])
     related = jax.tree.map(np.add, own, trees[workers])
-    out = {"unrelated values": own, USUAL: related}
+    out = {"unrelated values": own}
     for name, scale in {"zeros": 0.0, "huge values": 1e35, "tiny values": 1e-30}.items():
         out[name] = jax.tree.map(lambda a, s=scale: a / 10 * s, own)
-    return out
+    return out | {USUAL: related}

@@ -12,11 +12,6 @@ from fftgrad.ops import _rounding
 from fftgrad.testing import _laws
 from fftgrad.testing._laws import Laws
 
-LIKE = {
-    "b": jax.ShapeDtypeStruct((37,), jnp.float32),
-    "w": jax.ShapeDtypeStruct((12, 10), jnp.float32),
-}
-
 
 def check_memory(memory: Memory, like: PyTree = None, *, telescopes: bool = False) -> None:
     """Function: check the laws of the contract on your own memory.
@@ -42,10 +37,22 @@ def check_memory(memory: Memory, like: PyTree = None, *, telescopes: bool = Fals
     """
     laws = Laws("check_memory", memory)
     laws.value(Memory)
-    like = LIKE if like is None else _bucketing.like(like)
-    _shapes(laws, memory, like)
-    _programs(laws, memory, like)
-    _leaves(laws, memory, like)
+    like = _laws.TREE if like is None else _bucketing.like(like)
+    with laws.running("shapes", "it must trace", "use jax.numpy, and no Python `if` on values."):
+        made: Any = jax.eval_shape(lambda: memory.init(like))
+        exchanged, state = jax.eval_shape(lambda g: _steps(memory, g, g), like)
+    laws.same_state(state, made)
+    for x in exchanged:
+        laws.same_spec("the exchanged tree", x, like, "work leaf by leaf, in float32.")
+    grads = [_laws.tree_of(like, seed) for seed in range(3)]
+    run = lambda grad: _steps(memory, grads[0], grad)  # noqa: E731
+    laws.programs(run, grads, "", "use only the arguments.")
+    together, _ = run(grads[1])
+    for i, (a, b) in enumerate(zip(*map(jax.tree.leaves, grads[:2]), strict=True)):
+        alone, _ = _steps(memory, a, b)
+        here = [jax.tree.leaves(x)[i] for x in together]
+        rule, remedy = "leaves must be independent", "use jax.tree.map, and no sum over leaves."
+        laws.near("leaf by leaf", rule, here, alone, f"for leaf {i}", remedy)
     _values(laws, memory, like)
     if telescopes:
         _telescopes(laws, memory, like)
@@ -68,32 +75,6 @@ def _steps(memory: Memory, first: PyTree, second: PyTree) -> tuple[list[PyTree],
         state = memory.restore(jax.tree.map(lambda a: 2.0**-9 * a, mean), state)
         exchanged.append(x)
     return exchanged, state
-
-
-def _shapes(laws: Laws, memory: Memory, like: PyTree) -> None:
-    with laws.running("shapes", "it must trace", "use jax.numpy, and no Python `if` on values."):
-        made: Any = jax.eval_shape(lambda: memory.init(like))
-        exchanged, state = jax.eval_shape(lambda g: _steps(memory, g, g), like)
-    laws.same_state(state, made)
-    for x in exchanged:
-        laws.same_spec("the exchanged tree", x, like, "work leaf by leaf, in float32.")
-
-
-def _programs(laws: Laws, memory: Memory, like: PyTree) -> None:
-    grads = [_laws.tree_of(like, seed) for seed in range(3)]
-    run = lambda grad: _steps(memory, grads[0], grad)  # noqa: E731
-    laws.programs(run, grads, "", "use only the arguments.")
-
-
-def _leaves(laws: Laws, memory: Memory, like: PyTree) -> None:
-    first, second = _laws.tree_of(like, 1), _laws.tree_of(like, 2)
-    together, _ = _steps(memory, first, second)
-    for i, (a, b) in enumerate(zip(*map(jax.tree.leaves, (first, second)), strict=True)):
-        alone, _ = _steps(memory, a, b)
-        here = [jax.tree.leaves(x)[i] for x in together]
-        remedy = "use jax.tree.map, and no sum over leaves."
-        where = f"for leaf {i}"
-        laws.near("leaf by leaf", "leaves must be independent", here, alone, where, remedy)
 
 
 def _values(laws: Laws, memory: Memory, like: PyTree) -> None:

@@ -226,7 +226,7 @@ def heard(codec, weights, x, mode="vmap", bucketing=Bucketing("model")):
     """The copy and the pull of each worker after the first exchange."""
 
     def one(x):
-        links = _links.Gossip.of("choco_sgd", (codec,), weights, 0.5, 3, AXIS, bucketing)
+        links = _links.Gossip("choco_sgd", (codec,), weights, 0.5, 3, AXIS, bucketing)
         zeros = {"w": jnp.zeros_like(x)}
         (tree,), state = links.tell(({"w": x},), links.init((zeros,), zeros), jnp.int32(0))
         return tree.copy["w"], tree.pull["w"], state.worker_rows.reset_rows.skipped

@@ -60,6 +60,7 @@ def collective(name, x):
         "all_gather": lambda: lax.all_gather(x, AXIS, axis=1),
         "all_gather tiled": lambda: lax.all_gather(x, AXIS, axis=1, tiled=True),
         "all_to_all": lambda: lax.all_to_all(x[:3], AXIS, 0, 0),
+        "all_to_all across": lambda: lax.all_to_all(x[:3], AXIS, 0, 1),
         "all_to_all tiled": lambda: lax.all_to_all(x, AXIS, 0, 1, tiled=True),
         "psum_scatter": lambda: lax.psum_scatter(x[:3], AXIS),
         "psum_scatter tiled": lambda: lax.psum_scatter(x, AXIS, tiled=True),
@@ -68,7 +69,7 @@ def collective(name, x):
 
 
 NAMES = ("psum", "pmax", "pmin", "all_gather", "all_gather tiled", "all_to_all", "all_to_all tiled")
-NAMES += ("psum_scatter", "psum_scatter tiled", "ppermute")
+NAMES += ("all_to_all across", "psum_scatter", "psum_scatter tiled", "ppermute")
 
 
 @pytest.mark.parametrize("name", NAMES)
