@@ -10,8 +10,9 @@ from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Sparse, Step, Transform
 from fftgrad._values import check, check_count, value
+from fftgrad.codecs._quantizers import check_real
 from fftgrad.ops import _count, _random, _shapes
-from fftgrad.ops._rounding import saturating_cast
+from fftgrad.ops._rounding import saturating_cast, times
 
 CHUNK = 1 << 28
 """Values per transform call, 1 GiB. Input, output and scratch space then stay below 4 GiB, cuFFT's
@@ -30,12 +31,6 @@ def fit(block: int, n: int) -> int:
     return min(block, 1 << max(1, (n - 1).bit_length()))
 
 
-def check_vector(owner: str, x: jax.Array) -> None:
-    fine, found = x.dtype == jnp.float32 and x.ndim == 1, f"{x.dtype}{list(x.shape)}"
-    remedy = f"put {owner} first in the chain."
-    check(fine, f"{owner}.compress(x)", "be a float32 vector", found, remedy)
-
-
 def by_chunks(transform: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
     """Apply a row-wise transform in pieces of at most CHUNK values."""
     limit = max(1, CHUNK // rows.shape[1])
@@ -46,12 +41,6 @@ def by_chunks(transform: Callable[[jax.Array], jax.Array], rows: jax.Array) -> j
     padded = jnp.pad(rows, ((0, pieces * size - rows.shape[0]), (0, 0)))
     out = lax.map(transform, padded.reshape(pieces, size, -1))
     return out.reshape(pieces * size, -1)[: rows.shape[0]]
-
-
-def times(rows: jax.Array, matrix: np.ndarray) -> jax.Array:
-    """Multiply each row by a matrix in full float32 precision."""
-    # Accelerators round factors to fewer bits by default, which breaks the isometry.
-    return jnp.matmul(rows, matrix, precision=lax.Precision.HIGHEST)
 
 
 def at_blocks(
@@ -149,31 +138,27 @@ class Fft(Transform):
         return not self.half
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        check_vector("Fft", x)
+        check_real("Fft", x)
         overflow: jax.Array | int = 0
         if self.half:
             narrow, overflow = saturating_cast(x, jnp.float16)
             x = narrow.astype(jnp.float32)
-        block = self._block(x.size)
-        rows = _shapes.rows(x, block)
+        rows = _shapes.rows(x, self.reach(x.size))
         return Compressed(Payload(_slots(rows).ravel()), overflow)
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         (n,) = like.shape
-        return _inverse(payload.main.reshape(-1, self._block(n) // 2)).ravel()[:n]
+        return _inverse(payload.main.reshape(-1, self.reach(n) // 2)).ravel()[:n]
 
     def reach(self, n: int) -> int:
-        return self._block(n)
-
-    def at_blocks(self, coefficients: Sparse, like: Like, step: Step) -> Sparse:
-        (n,) = like.shape
-        b = self._block(n)
-        return at_blocks(coefficients, n, _inverse, b, b // 2)
-
-    def _block(self, n: int) -> int:
         if self.block is None:
             return _next_smooth(-(-n // -(-n // CHUNK)))
         return fit(self.block, n)
+
+    def at_blocks(self, coefficients: Sparse, like: Like, step: Step) -> Sparse:
+        (n,) = like.shape
+        b = self.reach(n)
+        return at_blocks(coefficients, n, _inverse, b, b // 2)
 
 
 def _slots(rows: jax.Array) -> jax.Array:
@@ -264,7 +249,7 @@ class Hadamard(Transform):
         check_block("Hadamard", self.block, MOST)
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        check_vector("Hadamard", x)
+        check_real("Hadamard", x)
         rows = _shapes.rows(x, fit(self.block, x.size))
         if self.signs:
             rows = self._flip(rows, step)

@@ -6,6 +6,7 @@ elementwise passes, which fuse. They leave 1/128 of the values, few enough for q
 """
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,40 +50,29 @@ def rounded(count: jax.Array) -> jax.Array:
 def next_step(number: jax.Array, period: int = 1) -> jax.Array:
     """Return the number of the step after step `number`, int32[]; `MOST` is followed by about 2^30.
 
-    The number never becomes small again, so no schedule restarts. It changes in every step, so
-    random draws differ, and it keeps its phase in a period of steps.
+    So no schedule restarts, random draws differ, and the phase in a period of steps is kept.
     """
     back = max((1 << 30) // period, 1) * period
     return jnp.where(number == MOST, MOST + 1 - back, number + 1)
 
 
 def counts(masks: Sequence[jax.Array]) -> list[jax.Array]:
-    """Count the true values of each mask bool[rows, columns], int32[] each.
-
-    Masks computed from the same data are counted in one pass over it.
-    """
+    """Count the true values of masks bool[rows, columns] of the same data in one pass over it."""
     # XLA for TPUs makes one pass of separate sums, and many of one reduction with many results. On
     # CPUs and GPUs it is the reverse.
-    return _platform.dependent(list(masks), tpu=_one_by_one, default=_together)
-
-
-def _one_by_one(masks: list[jax.Array]) -> list[jax.Array]:
-    return [jnp.sum(mask, dtype=jnp.int32) for mask in masks]
-
-
-def _together(masks: list[jax.Array]) -> list[jax.Array]:
-    # Rows first, because XLA on a CPU reduces to few scalars on one thread.
-    return _sums(_sums([mask.astype(jnp.int32) for mask in masks]))
+    return _platform.dependent(
+        list(masks),
+        tpu=lambda masks: [jnp.sum(mask, dtype=jnp.int32) for mask in masks],
+        # Rows first, because XLA on a CPU reduces to few scalars on one thread.
+        default=lambda masks: _sums(_sums([mask.astype(jnp.int32) for mask in masks])),
+    )
 
 
 def _sums(columns: list[jax.Array]) -> list[jax.Array]:
     """Sum each array along its last axis."""
-    zeros = (np.int32(0),) * len(columns)
-    return list(lax.reduce(tuple(columns), zeros, _add, (columns[0].ndim - 1,)))
-
-
-def _add(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    return tuple(x + y for x, y in zip(a, b, strict=True))
+    zeros, last = (np.int32(0),) * len(columns), columns[0].ndim - 1
+    add = lambda a, b: tuple(map(operator.add, a, b))  # noqa: E731
+    return list(lax.reduce(tuple(columns), zeros, add, (last,)))
 
 
 ROW = 128
@@ -102,14 +92,13 @@ def cumsum(x: jax.Array) -> jax.Array:
 def _cumsum_at_once(x: jax.Array) -> jax.Array:
     # A separate sum is one kernel; the last column of the scanned rows would delay it.
     totals = jnp.sum(_shapes.rows(x, ROW), axis=1, dtype=jnp.int32)
-    few = totals.size <= QUADRATIC
-    before = _sums_before(totals) if few else lax.cumsum(totals) - totals
+    if totals.size <= QUADRATIC:
+        i = lax.iota(jnp.int32, totals.size)
+        earlier = jnp.where(i[None] < i[:, None], totals[None], 0)
+        before = jnp.sum(earlier, axis=1, dtype=jnp.int32)
+    else:
+        before = lax.cumsum(totals) - totals
     return (_scan_rows(x, lax.add) + before[:, None]).ravel()[: x.size]
-
-
-def _sums_before(x: jax.Array) -> jax.Array:
-    i = lax.iota(jnp.int32, x.size)
-    return jnp.sum(jnp.where(i[None] < i[:, None], x[None], 0), axis=1, dtype=jnp.int32)
 
 
 def cummax(x: jax.Array) -> jax.Array:
