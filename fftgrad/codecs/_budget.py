@@ -219,10 +219,7 @@ class _Bracket(NamedTuple):
 
 
 def _by_growth(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
-    """Find the finest level in a loop of few turns, because the words grow evenly with the level.
-
-    Of many candidates a sample says where to begin, so that few turns are over all of them.
-    """
+    """Find the finest level by secants, which start where a sample of many candidates ends."""
     lanes, slope = Lanes.of(candidates), jnp.float32(GROWTH / (PER_OCTAVE * CUTS))
     # All candidates together take about half of the words, where each has one level.
     least = jnp.maximum(jnp.min(candidates.magnitude), 2.0**-OCTAVES)
@@ -309,8 +306,8 @@ class Budget(Selector):
         its w shards a w-th.
 
     Wire: x float32[n] | complex64[n] -> main float32[1], the step; side uint32 words. In all
-      4 floor(bytes / 4) bytes, with bytes = 4n / ratio (8n if complex), but at least 20. No more
-      coefficients are sent than leave 6 bits to each.
+      4 floor(bytes / 4) bytes and the header, with bytes = 4n / ratio (8n if complex), but at least
+      20. No more coefficients are sent than leave 6 bits to each.
 
     Claims: biased; not summable; the relative error of a coefficient that is sent is at most 1/3,
       of those that fill the last bits 3/8, but for float32 rounding, and where it is beyond 2^15
@@ -352,7 +349,7 @@ class Budget(Selector):
         return dataclasses.replace(self, bytes=max(LEAST_BYTES, self.bytes // parts))
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        values = _quantizers.as_real("Budget", x)
+        values = _quantizers.as_real(x)
         words, most = self._words(x), self._most(x)
         candidates = Candidates.of(values, most)
         order = order_of(candidates)

@@ -57,20 +57,20 @@ class LogQuantizer(Quantizer):
         check_count("LogQuantizer(bits)", self.bits, "for more bits use no quantizer.", 2, 16)
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        b, width = self._level_bits(x), self._width(x)
+        width, b = self._widths(x)
         if _is_polar(x):
             magnitude = _modulus(x)
             sector = jnp.floor(jnp.angle(x) * (2**self.bits / (2 * math.pi))).astype(jnp.int32)
             sector &= 2**self.bits - 1
         else:
-            values = _quantizers.as_real("LogQuantizer", x)
+            values = _quantizers.as_real(x)
             magnitude, sector = jnp.abs(values), (values < 0).astype(jnp.int32)
         ends = Ends.of(magnitude)
         codes = (ends.cell(magnitude, 2**b) | sector << b).astype(jnp.uint32)
         return Compressed(Payload(_codes.pack(codes, width), ends.side))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
-        b, width = self._level_bits(like), self._width(like)
+        width, b = self._widths(like)
         ends = Ends.from_side(payload.side)
         whole = _finite.poison_unless(jnp.isfinite(ends.high))
         codes = _codes.unpack(payload.main, width, math.prod(like.shape))
@@ -82,12 +82,9 @@ class LogQuantizer(Quantizer):
         angle = (2 * half) * sector.astype(jnp.float32) + half
         return lax.complex(modulus * jnp.cos(angle), modulus * jnp.sin(angle))
 
-    def _level_bits(self, like: Like) -> int:
-        """Return the bits of a code below its sign or sector."""
-        return self.bits if _is_polar(like) else self.bits - 1
-
-    def _width(self, like: Like) -> int:
-        return 2 * self.bits if _is_polar(like) else self.bits
+    def _widths(self, like: Like) -> tuple[int, int]:
+        """Return the bits of a code, and of its level, which stands below the sign or sector."""
+        return (2 * self.bits, self.bits) if _is_polar(like) else (self.bits, self.bits - 1)
 
 
 class Ends(NamedTuple):
@@ -223,9 +220,9 @@ class LloydMax(Quantizer):
         return scales * _look_up(codes, _centroids(self.bits))
 
 
-def _look_up(codes: jax.Array, centroids: np.ndarray) -> jax.Array:
+def _look_up(codes: jax.Array, values: np.ndarray | jax.Array) -> jax.Array:
     # XLA vectorizes selects among few values, but not a gather.
-    values = centroids.astype(np.float32)
+    values = values.astype(np.float32)
     out = jnp.full(codes.shape, values[0])
     for code in range(1, len(values)):
         out = jnp.where(codes >= code, values[code], out)
@@ -290,31 +287,25 @@ class BinMeans(Quantizer):
     def __post_init__(self) -> None:
         check_count("BinMeans(bits)", self.bits, "for more bits use LogQuantizer.", 1, 4)
 
-    @property
-    def _middle(self) -> float:
-        return 2**self.bits / 2 if self.bits > 1 else 0.5
-
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         _quantizers.check_real("BinMeans", x)
         top, _ = _quantizers.row_norms(x[None])
         y = _quantizers.in_units(x, top[0], 1.0)  # prevents overflow of squares
-        codes = _platform.dependent(y, cpu=self._codes_in_a_loop, default=self._codes_kept)
+        # XLA recomputes cheap values for each reader, sometimes with other rounding. A value could
+        # then be sent with one code and be averaged with another.
+        kept = lambda y: lax.optimization_barrier(self._codes(y))  # noqa: E731
+        codes = _platform.dependent(y, cpu=self._codes_in_a_loop, default=kept)
         means = jnp.stack([_mean_where(codes == code, y) for code in range(2**self.bits)])
         side = means * _quantizers.divisor(top[0])
         return Compressed(Payload(_codes.pack(codes, self.bits), side))
 
     def _codes(self, y: jax.Array) -> jax.Array:
         bins = 2**self.bits
+        middle = bins / 2 if self.bits > 1 else 0.5
         centred = y - jnp.sum(y) / y.size
         width = SPAN / bins * jnp.sqrt(jnp.sum(jnp.square(centred)) / y.size)
-        places = jnp.round(centred / _quantizers.divisor(width) + self._middle)
+        places = jnp.round(centred / _quantizers.divisor(width) + middle)
         return jnp.clip(places, 0, bins - 1).astype(jnp.uint32)
-
-    # XLA recomputes cheap values for each reader, sometimes with other rounding. A value could then
-    # be sent with one code and be averaged with another.
-
-    def _codes_kept(self, y: jax.Array) -> jax.Array:
-        return lax.optimization_barrier(self._codes(y))
 
     def _codes_in_a_loop(self, y: jax.Array) -> jax.Array:
         # XLA for CPUs drops barriers too early, but keeps the result of a loop. The loop runs once,
@@ -325,10 +316,7 @@ class BinMeans(Quantizer):
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         codes = _codes.unpack(payload.main, self.bits, like.shape[0])
         means = jnp.where(jnp.all(jnp.isfinite(payload.side)), payload.side, jnp.nan)
-        out = jnp.broadcast_to(means[0], like.shape)
-        for code in range(1, 2**self.bits):  # XLA vectorizes selects, but not a gather
-            out = jnp.where(codes == code, means[code], out)
-        return out
+        return _look_up(codes, means)
 
 
 def _mean_where(condition: jax.Array, y: jax.Array) -> jax.Array:

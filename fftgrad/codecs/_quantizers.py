@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import check, check_choice, check_count, check_within, value
+from fftgrad._values import check, check_choice, check_count, check_type, check_within, value
 from fftgrad.ops import _codes, _finite, _random, _shapes
 from fftgrad.ops._rounding import saturating_cast
 
@@ -19,14 +19,12 @@ TINY = np.float32(np.finfo(np.float32).tiny)
 def check_real(owner: str, x: jax.Array) -> None:
     """Require a float32 vector. The spectrum of a transform is complex."""
     found, fine = f"{x.dtype}{list(x.shape)}", x.ndim == 1 and x.dtype == jnp.float32
-    check(fine, f"{owner}.compress(x)", "be a float32 vector", found, "after Fft use RangeFloat.")
+    remedy = f"put {owner} first in the chain, and use RangeFloat for a spectrum."
+    check(fine, f"{owner}.compress(x)", "be a float32 vector", found, remedy)
 
 
-def as_real(owner: str, x: jax.Array) -> jax.Array:
+def as_real(x: jax.Array) -> jax.Array:
     """Convert a float or complex vector to float32, real parts first."""
-    fine = x.ndim == 1 and jnp.issubdtype(x.dtype, jnp.inexact)
-    rule, remedy = "be a float or complex vector", "put the one quantizer at the end of a chain."
-    check(fine, f"{owner}.compress(x)", rule, f"{x.dtype}{list(x.shape)}", remedy)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return jnp.concatenate([x.real, x.imag])
     return x.astype(jnp.float32)
@@ -58,12 +56,9 @@ def in_units(x: jax.Array, scale: jax.Array, per_scale: float) -> jax.Array:
 
 
 def row_norms(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the largest magnitude and the length of each row, without overflow of squares.
-
-    Both are NaN if the row is not finite.
-    """
+    """Return the largest magnitude and the length of each row; NaN if the row is not finite."""
     top = _finite.largest(rows, axis=1)
-    scaled = in_units(rows, top[:, None], 1.0)
+    scaled = in_units(rows, top[:, None], 1.0)  # prevents overflow of squares
     return top, divisor(top) * jnp.sqrt(jnp.sum(jnp.square(scaled), axis=1))
 
 
@@ -78,10 +73,7 @@ def uniform_noise(owner: object, step: Step, count: int) -> jax.Array:
 
 
 def to_levels(x: jax.Array, scale: jax.Array, levels: int, uniform: jax.Array) -> jax.Array:
-    """Round `x` stochastically to integers in -levels ... levels, in units of scale / levels.
-
-    The result is unbiased for |x| <= scale.
-    """
+    """Round |x| <= scale, without bias, to integers in units of scale / levels."""
     share = in_units(x, scale, levels)
     down = jnp.floor(share)
     # Rounding may push the largest value slightly beyond the scale.
@@ -104,6 +96,9 @@ class Cast(Quantizer):
     Claims: biased; not summable. Relative error of a normal value at most 2^-8 for bfloat16, 2^-11
       for float16. Finite values out of range saturate and are counted; NaN stays NaN.
 
+    Raises:
+      TypeError: if `dtype` is another one.
+
     Example:
       >>> fg.compress(fg.Cast("bfloat16"), jnp.array([1.0, 1.001])).main
       Array([1, 1], dtype=bfloat16)
@@ -115,11 +110,9 @@ class Cast(Quantizer):
         try:
             name = np.dtype(self.dtype).name
         except TypeError:  # an unknown name, such as "bf16"
-            name = repr(self.dtype)
-        if name not in DTYPES:
-            raise TypeError(
-                f"Cast(dtype): must be one of {', '.join(DTYPES)}, got {name}; use bfloat16."
-            )
+            name = ""
+        rule = f"be one of {', '.join(DTYPES)}"
+        check_type(name in DTYPES, "Cast(dtype)", rule, self.dtype, "use bfloat16.")
         object.__setattr__(self, "dtype", name)  # a name prints and hashes
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
@@ -300,10 +293,7 @@ def check_clip(owner: str, clip: float | None) -> None:
 
 
 def clipped(x: jax.Array, clip: float | None) -> tuple[jax.Array, jax.Array]:
-    """Clip `x` to `clip` times its root mean square, and return the largest magnitude left.
-
-    The magnitude is NaN if a value is not finite.
-    """
+    """Clip `x` to `clip` root mean squares; return its largest magnitude, NaN if not finite."""
     top = _finite.largest(x)
     if clip is None:
         return x, top
@@ -340,6 +330,9 @@ class UniformQuantizer(Quantizer):
 
     Differs from the paper: codes of fixed width in place of Elias coding, whose size depends on the
       data.
+
+    Raises:
+      ValueError: in `compress`, if the step has no key.
 
     Example:
       >>> x, step = jnp.array([0.0, 2.0, -2.0]), fg.Step.of(0)

@@ -16,20 +16,14 @@ from fftgrad.ops import _codes, _count, _finite, _platform, _positions, _selecti
 
 
 class Support(NamedTuple):
-    """Number of values in a message, uint32[1], and the code of their positions.
-
-    An unused slot has a position beyond the vector, so that all positions differ.
-    """
+    """Number of values in a message, uint32[1], and all positions; unused ones are beyond n."""
 
     length: jax.Array
     positions: _positions.EliasFano | _positions.Bitmap
 
 
 def take_first(x: jax.Array, words: jax.Array, capacity: int) -> Compressed:
-    """Keep the first `capacity` values that a bitmap selects, and count the others as overflow.
-
-    If any value of `x` is not finite, all kept values are NaN.
-    """
+    """Keep the first `capacity` values of a bitmap, NaN if `x` is not finite; count the others."""
     n = x.size
     selected = _positions.count(words)
     length = jnp.minimum(selected, capacity)
@@ -87,6 +81,9 @@ class Threshold(Selector):
     Differs from the paper: the published code stops at a step of 0.2. Here the interval of r is
       halved 8 times, and then the interval of the threshold's bits (its logarithm) 12 times.
 
+    Raises:
+      ValueError: if an exact search has a `reuse` above 1.
+
     Example:
       >>> x = jnp.array([1.0, -9.0, 2.0, 8.0, 0.5, 0.1, 0.0, 0.2])
       >>> fg.decompress(fg.Threshold(fraction=0.25), fg.compress(fg.Threshold(fraction=0.25), x), x)
@@ -103,7 +100,8 @@ class Threshold(Selector):
     def __post_init__(self) -> None:
         _top_k.check_size("Threshold", self.fraction, None)
         check_choice("Threshold(search)", self.search, get_args(Search))
-        check_count("Threshold(reuse)", self.reuse, "use reuse=1.")
+        most = None if self.search == "binary" else 1
+        check_count("Threshold(reuse)", self.reuse, 'use reuse=1, or search="binary".', most=most)
 
     def init(self, like: Like) -> ThresholdState:
         return ThresholdState(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
@@ -189,9 +187,9 @@ def _in_a_loop(magnitude: jax.Array, start: Bisection, k: int) -> jax.Array:
 
 
 def _at_once(magnitude: jax.Array, start: Bisection, k: int) -> jax.Array:
-    """Bisect several levels in each pass, because a GPU loop of unknown length waits for the host.
+    """Count in each pass for the tree of all middles that the next AHEAD halvings may need.
 
-    One pass counts for a binary tree of all middles that the next AHEAD halvings may need.
+    A GPU waits for the host in each turn of a loop of unknown length.
     """
     rows, b = _shapes.rows(magnitude, _count.LONG_ROW), start
     for done in range(0, HALVINGS, AHEAD):

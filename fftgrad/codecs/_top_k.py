@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
+from fftgrad._contracts import Codec, Compressed, Like, Payload, PyTree, Selector, Sparse, Step
 from fftgrad._values import check, check_count, check_type, check_within, value
 from fftgrad.ops import _codes, _finite, _positions, _random, _selection, _shapes
 
@@ -47,13 +47,25 @@ def kept(fraction: float | None, k: int | None, n: int) -> int:
     return max(1, math.ceil(round((fraction or 0.0) * n, 6)))
 
 
-def shard_k(k: int | None, parts: int) -> int | None:
-    """Return the number to keep in each of several equal parts of a vector that keeps k."""
-    return None if k is None else -(-k // parts)
+@value
+class _Share(Selector):
+    """Selector of a share of all coefficients, or of a number of them."""
+
+    fraction: float | None = None
+    k: int | None = None
+
+    def __post_init__(self) -> None:
+        check_size(type(self).__name__, self.fraction, self.k)
+
+    def shard(self, parts: int) -> Codec:
+        return dataclasses.replace(self, k=None if self.k is None else -(-self.k // parts))
+
+    def _k(self, n: int) -> int:
+        return kept(self.fraction, self.k, n)
 
 
 @value
-class TopK(Selector):
+class TopK(_Share):
     """Selector: keep the k coefficients of largest magnitude.
 
     For x in R^n or C^n let S be the positions of the k largest |x_i|; ties go to the lowest
@@ -82,12 +94,6 @@ class TopK(Selector):
       Heafield, EMNLP 2017, arXiv:1704.05021.
     """
 
-    fraction: float | None = None
-    k: int | None = None
-
-    def __post_init__(self) -> None:
-        check_size("TopK", self.fraction, self.k)
-
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         k = self._k(x.size)
         if k == x.size:
@@ -96,9 +102,6 @@ class TopK(Selector):
         x = lax.optimization_barrier(x)
         positions, code = _positions.encode(_selection.largest(*_selection.keys(x), k), k, x.size)
         return Compressed(Payload(x[positions], code))
-
-    def shard(self, parts: int) -> "TopK":
-        return dataclasses.replace(self, k=shard_k(self.k, parts))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         (n,) = like.shape
@@ -114,9 +117,6 @@ class TopK(Selector):
         if self._k(n) == n:
             return jnp.arange(n, dtype=jnp.int32)
         return _positions.decode(side, self._k(n), n)
-
-    def _k(self, n: int) -> int:
-        return kept(self.fraction, self.k, n)
 
 
 @value
@@ -170,7 +170,14 @@ class ChunkTopK(Selector):
 
     def positions(self, side: PyTree, n: int, step: Step) -> jax.Array:
         chunk, k = self._sizes(n)
-        return _decode_offsets(side, -(-n // chunk), chunk, k)
+        chunks = -(-n // chunk)
+        numbers = jnp.arange(chunks * k, dtype=jnp.int32)
+        if k == chunk:
+            return numbers
+        if _have_offsets(chunks, chunk, k):
+            offsets = _codes.unpack(side, (chunk - 1).bit_length(), chunks * k).astype(jnp.int32)
+            return chunk * (numbers // k) + jnp.minimum(offsets, chunk - 1)
+        return _positions.decode(side, chunks * k, chunks * chunk)
 
     def _sizes(self, n: int) -> tuple[int, int]:
         chunk = min(self.chunk, max(2, n))
@@ -188,17 +195,6 @@ def _encode_offsets(offsets: jax.Array, chunk: int) -> PyTree:
     return _positions.encode_positions((starts + offsets).ravel(), chunks * k, chunks * chunk)
 
 
-def _decode_offsets(side: PyTree, chunks: int, chunk: int, k: int) -> jax.Array:
-    """Decode the positions int32[chunks · k] in the whole vector."""
-    numbers = jnp.arange(chunks * k, dtype=jnp.int32)
-    if k == chunk:
-        return numbers
-    if _have_offsets(chunks, chunk, k):
-        offsets = _codes.unpack(side, (chunk - 1).bit_length(), chunks * k).astype(jnp.int32)
-        return chunk * (numbers // k) + jnp.minimum(offsets, chunk - 1)
-    return _positions.decode(side, chunks * k, chunks * chunk)
-
-
 def _have_offsets(chunks: int, chunk: int, k: int) -> bool:
     """Return True if offsets are shorter than a code of all positions."""
     apart = _codes.words_for(chunks * k, (chunk - 1).bit_length())
@@ -206,7 +202,7 @@ def _have_offsets(chunks: int, chunk: int, k: int) -> bool:
 
 
 @value
-class RandomK(Selector):
+class RandomK(_Share):
     """Selector: keep k coefficients at random positions, equal on all workers.
 
     The vector is cut into k intervals of about n/k values, and one position is drawn in each from
@@ -234,12 +230,7 @@ class RandomK(Selector):
       Stich, Cordonnier and Jaggi, NeurIPS 2018, arXiv:1809.07599.
     """
 
-    fraction: float | None = None
-    k: int | None = None
     rescale: bool = False
-
-    def __post_init__(self) -> None:
-        check_size("RandomK", self.fraction, self.k)
 
     @property
     def summable(self) -> bool:
@@ -255,9 +246,6 @@ class RandomK(Selector):
         kept = x[positions] * (width.astype(x.dtype) if self.rescale else 1.0)
         return Compressed(Payload(kept + _finite.poison(x).astype(x.dtype)))
 
-    def shard(self, parts: int) -> "RandomK":
-        return dataclasses.replace(self, k=shard_k(self.k, parts))
-
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         (n,) = like.shape
         kept = Sparse(self.positions((), n, step), payload.main)
@@ -271,7 +259,7 @@ class RandomK(Selector):
 
     def _draw(self, n: int, step: Step) -> tuple[jax.Array, jax.Array]:
         """Return the positions and the widths of their intervals, the inverse probabilities."""
-        k = kept(self.fraction, self.k, n)
+        k = self._k(n)
         width, longer = divmod(n, k)
         interval = jnp.arange(k, dtype=jnp.int32)
         start = interval * width + jnp.minimum(interval, longer)
