@@ -10,17 +10,9 @@ import numpy as np
 import optax
 from jax import lax
 
-from fftgrad import _axes
+from fftgrad import _axes, codecs, exchanges
 from fftgrad._contracts import AxisName, Exchange, Memory
-from fftgrad._values import check_within
-from fftgrad.codecs._chain import chain
-from fftgrad.codecs._range_float import RangeFloat
-from fftgrad.codecs._top_k import TopK
-from fftgrad.codecs._transforms import Fft
-from fftgrad.exchanges._all_gather import AllGather
-from fftgrad.exchanges._all_reduce import AllReduce
-from fftgrad.exchanges._recipe import Recipe
-from fftgrad.exchanges._schedule import Ladder, Scheduled, next_level
+from fftgrad._values import check, check_type, check_within
 from fftgrad.memories import NoMemory
 from fftgrad.training._gradients import weighted
 from fftgrad.training._pmean import CompressedPmeanState
@@ -34,7 +26,7 @@ def fft_sparsification(
     recover: Sequence[float] = (),
     *,
     memory: Memory = NoMemory(),
-) -> Recipe:
+) -> exchanges.Recipe:
     """Method: keep the largest frequencies of the gradient, in few bits each.
 
     The paper's symbols, and the parts here:
@@ -85,23 +77,23 @@ def fft_sparsification(
     def exchange(theta: float) -> Exchange:
         check_within("fft_sparsification(theta)", theta, "[0, 1)", "the paper uses 0.85.")
         if theta == 0:
-            return AllReduce()
-        fft = Fft(block=block, half=True)
-        return AllGather(chain(fft, TopK(fraction=1.0 - theta), RangeFloat(bits=bits)))
-
-    if recover and theta_schedule is not None:
-        raise ValueError(
-            "fft_sparsification(theta_schedule, recover): must not both be given, got "
-            f"{theta_schedule} and {tuple(recover)}; leave one out."
+            return exchanges.AllReduce()
+        fft = codecs.Fft(block=block, half=True)
+        return exchanges.AllGather(
+            codecs.chain(fft, codecs.TopK(fraction=1.0 - theta), codecs.RangeFloat(bits=bits))
         )
+
+    argument, given = "fft_sparsification(theta_schedule, recover)", (theta_schedule, recover)
+    one = theta_schedule is None or not recover
+    check(one, argument, "not both be given", given, "leave one out.")
     if recover:
-        chosen = Ladder(tuple(map(exchange, (theta, *recover))))
+        chosen = exchanges.Ladder(tuple(map(exchange, (theta, *recover))))
     elif theta_schedule is not None:
         thetas = {0: theta, **theta_schedule}
-        chosen = Scheduled({step: exchange(value) for step, value in thetas.items()})
+        chosen = exchanges.Scheduled({step: exchange(value) for step, value in thetas.items()})
     else:
         chosen = exchange(theta)
-    return Recipe(chosen, memory)
+    return exchanges.Recipe(chosen, memory)
 
 
 def diminishing_theta(
@@ -218,11 +210,9 @@ def recover_by_loss(
 
     def init(params: optax.Params) -> RecoverByLossState:
         inner: Any = tx.init(params)
-        if not isinstance(inner, CompressedPmeanState):
-            raise TypeError(
-                "recover_by_loss(tx): must be fg.compressed_pmean(...), got one with the state "
-                f"{type(inner).__name__}; chain the others after recover_by_loss."
-            )
+        rule, is_pmean = "be fg.compressed_pmean(...)", isinstance(inner, CompressedPmeanState)
+        remedy = "chain the others after recover_by_loss."
+        check_type(is_pmean, "recover_by_loss(tx)", rule, type(inner), remedy)
         none = jnp.full((), NONE, jnp.float32)
         return RecoverByLossState(inner, none, none)
 
@@ -235,10 +225,8 @@ def recover_by_loss(
         weight: jax.Array | float | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, Any]:
-        if value is None:
-            raise ValueError(
-                "recover_by_loss.update(value): must be the loss, got None; pass value=loss."
-            )
+        given = value is not None
+        check(given, "recover_by_loss.update(value)", "be the loss", value, "pass value=loss.")
         out: Any = tx.update(updates, state.inner, params, weight=weight, **extra)
         updates, inner = out
         loss = jnp.asarray(value, jnp.float32)
@@ -250,7 +238,7 @@ def recover_by_loss(
         worse = ~(smoothed <= state.best + tolerance * jnp.abs(state.best))
         worse = (state.best < NONE) & worse | ~jnp.isfinite(loss)
         seen = RecoverByLossState(
-            inner=next_level(inner, worse),
+            inner=exchanges.next_level(inner, worse),
             loss=jnp.where(worse, NONE, smoothed),
             best=jnp.where(worse, NONE, best),
         )

@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from fftgrad._contracts import Codec, Exchange, Like, Memory
-from fftgrad._values import check_count, value
-from fftgrad.codecs import _tiles
+from fftgrad._values import check, check_count, value
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs._levels import LloydMax, LogQuantizer
 from fftgrad.codecs._quantizers import MeanMagnitude, Sign, Ternary, UniformQuantizer
@@ -94,7 +93,8 @@ class LargestOfTiles:
         self.transform(self.block)
 
     def __call__(self, name: str, like: Like) -> Codec:
-        transform = self.transform(self.block, shape=_tiles.shape_of(like))
+        rows, columns = math.prod(like.shape[:-1]), math.prod(like.shape[-1:])
+        transform = self.transform(self.block, shape=(rows, columns))
         chunk = max(2, transform.tile_size)
         return chain(transform, ChunkTopK(chunk, min(self.k, chunk)), self.quantizer)
 
@@ -479,12 +479,11 @@ def terngrad(
     References:
       Wen et al., NeurIPS 2017, arXiv:1705.07878.
     """
-    if workers is not None and dense:
-        raise ValueError(
-            f"terngrad(dense): must be empty if workers is given, got {dense}; leave one out."
-        )
-    exchange: Exchange = AllGather(DenseByName(dense, Ternary(clip=clip)))
-    if workers is not None:
+    if workers is None:
+        exchange = AllGather(DenseByName(dense, Ternary(clip=clip)))
+    else:
+        rule = "be empty if workers is given"
+        check(not dense, "terngrad(dense)", rule, dense, "leave one out.")
         exchange = QuantizedAllReduce(workers=workers, clip=clip)
     return Recipe(exchange, bucketing=Bucketing("leaf"))
 

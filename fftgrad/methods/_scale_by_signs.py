@@ -7,14 +7,10 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fftgrad import _axes
+from fftgrad import _axes, codecs, exchanges
 from fftgrad._contracts import AxisName, PyTree
 from fftgrad._values import check_count
-from fftgrad.codecs._quantizers import Sign
-from fftgrad.exchanges._all_gather import AllGather
-from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._bucketing import Bucketing
-from fftgrad.exchanges._two_stage import TwoStage
 from fftgrad.memories import ErrorFeedback
 from fftgrad.ops import _count
 from fftgrad.training._gradients import ONE_VOTE, refuse_weight, weighted
@@ -70,7 +66,7 @@ def scale_by_majority_vote(
     return optax.with_extra_args_support(
         optax.chain(
             optax.GradientTransformationExtraArgs(optax.init_empty_state, vote),
-            compressed_pmean(AllGather(Sign()), axis_name=axis_name),
+            compressed_pmean(exchanges.AllGather(codecs.Sign()), axis_name=axis_name),
             optax.stateless(count),
         )
     )
@@ -133,9 +129,9 @@ def scale_by_one_bit_adam(
       Tang et al., ICML 2021, arXiv:2102.02888.
     """
     check_count("scale_by_one_bit_adam(warm_up_steps)", warm_up_steps, "use a tenth of training.")
-    dense: Any = compressed_pmean(AllReduce(), axis_name=axis_name)
+    dense: Any = compressed_pmean(exchanges.AllReduce(), axis_name=axis_name)
     compressed: Any = compressed_pmean(
-        TwoStage(Sign(), workers=workers),
+        exchanges.TwoStage(codecs.Sign(), workers=workers),
         ErrorFeedback(),
         axis_name=axis_name,
         bucketing=bucketing,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fftgrad._contracts import Codec, Exchange, Like, Payload, PyTree
-from fftgrad._values import check_count, check_kind
+from fftgrad._values import check_count, check_kind, check_type
 from fftgrad.codecs._chain import payload_spec
 from fftgrad.exchanges import _bucketing
 from fftgrad.exchanges._all_gather import AllGather
@@ -89,10 +89,8 @@ def _recipe(
     owner: str, part: Codec | Exchange | Recipe, like: PyTree, bucketing: Bucketing | None
 ) -> Recipe:
     """Return the recipe that exchanges `like`; for a codec, with `AllGather`."""
-    if isinstance(like, Codec | Exchange | Recipe):
-        raise TypeError(
-            f"{owner}(like): must be a gradient, got {like!r}; call {owner}(part, like)."
-        )
+    swapped, remedy = isinstance(like, Codec | Exchange | Recipe), f"call {owner}(part, like)."
+    check_type(not swapped, f"{owner}(like)", "be a gradient", like, remedy)
     exchange = AllGather(part) if isinstance(part, Codec) else part
     if not isinstance(exchange, Recipe):
         remedy = "pass a codec, an exchange or a method, such as PowerSgd(4)."

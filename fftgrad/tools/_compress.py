@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fftgrad import _axes
 from fftgrad._contracts import Codec, Like, Payload, Step
-from fftgrad._values import check_kind
+from fftgrad._values import check, check_kind
 from fftgrad.codecs import _chain
 from fftgrad.codecs._chain import payload_spec
 from fftgrad.exchanges import _bucketing
@@ -109,9 +109,9 @@ def decompress_mean(
 
 def as_vector(argument: str, like: Like) -> Like:
     """Return the shape of a flattened array, and refuse an empty one."""
-    if not math.prod(like.shape):
-        raise ValueError(f"{argument}: must not be empty, got {like.shape}; leave it out.")
-    return jax.ShapeDtypeStruct((math.prod(like.shape),), jnp.float32)
+    size = math.prod(like.shape)
+    check(size > 0, argument, "not be empty", like.shape, "leave it out.")
+    return jax.ShapeDtypeStruct((size,), jnp.float32)
 
 
 def check_payload(
