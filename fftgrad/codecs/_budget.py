@@ -124,8 +124,7 @@ def finest(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
 class Lanes(NamedTuple):
     """Candidates as columns, each with the next 32 of them.
 
-    A pass over columns keeps what came before in a register, where a running maximum over all
-    candidates is a dozen passes.
+    A pass over columns has its state in a register. A running maximum takes a dozen passes.
     """
 
     positions: jax.Array  # int32[LANE, m]
@@ -302,8 +301,7 @@ class Budget(Selector):
     Args:
       ratio: the bytes of the vector in float32 (complex64) over those sent: `Budget(ratio=100)`
         sends a bfloat16 gradient in 50 times fewer bytes.
-      bytes: how many, instead, for each bucket or leaf of a `Bucketing`. `TwoStage` gives each of
-        its w shards a w-th.
+      bytes: bytes instead, for each bucket or leaf; `TwoStage` gives each of w shards a w-th.
 
     Wire: x float32[n] | complex64[n] -> main float32[1], the step; side uint32 words. In all
       4 floor(bytes / 4) bytes and the header, with bytes = 4n / ratio (8n if complex), but at least
@@ -311,8 +309,7 @@ class Budget(Selector):
 
     Claims: biased; not summable; the relative error of a coefficient that is sent is at most 1/3,
       of those that fill the last bits 3/8, but for float32 rounding, and where it is beyond 2^15
-      steps at most 2^-15. What it sends is the same on all platforms, to the bit. Coefficients
-      below 2^-125 count as zero.
+      steps at most 2^-15. All platforms send the same bits. Values below 2^-125 count as zero.
 
     Differs from the paper: QSGD draws its levels by chance, in units of the norm, and codes levels
       and gaps in recursive Elias codes.

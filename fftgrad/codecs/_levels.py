@@ -32,8 +32,7 @@ class LogQuantizer(Quantizer):
     Args:
       bits: N, 2 <= N <= 16.
 
-    Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[2]; 2N bits a value for
-      complex64[k].
+    Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[2]; 2N bits for complex64[k].
 
     Claims: relative error of every value at most (r - 1) / (r + 1), up to float32 rounding; less
       than 1 for complex values. Not summable. A payload with a NaN or an infinity decodes to NaN
@@ -47,8 +46,7 @@ class LogQuantizer(Quantizer):
       Array([ 1.4, -5.8,  2.8,  0. ], dtype=float32)
 
     References:
-      Miyashita, Lee and Murmann, 2016, arXiv:1603.01025. Wang et al., HPDC 2020, arXiv:1811.08596,
-      for a range tuned to the data.
+      Miyashita et al., 2016, arXiv:1603.01025. Wang et al., HPDC 2020, arXiv:1811.08596 (range).
     """
 
     bits: int
@@ -267,8 +265,7 @@ class BinMeans(Quantizer):
 
     Wire: x float32[n] -> main uint32[ceil(n · bits / 32)], side float32[2^bits].
 
-    Claims: biased, but the sum of all values is exact; not summable. A payload with a NaN or an
-      infinity decodes to NaN.
+    Claims: biased, but the sum of all values is exact; not summable. NaN if a value is not finite.
 
     Differs from the paper: σ divides by n, in its code by n - 1. One bit splits at the mean; its
       formula would put nearly all values into one bin.

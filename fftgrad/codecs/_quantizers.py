@@ -90,8 +90,7 @@ class Cast(Quantizer):
     Args:
       dtype: bfloat16, float16, float8_e4m3fn or float8_e5m2; by name or as a dtype.
 
-    Wire: x float32[n] -> main dtype[n]; 2n bytes for bfloat16, because the buffer is bit-cast and
-      no collective widens it.
+    Wire: x float32[n] -> main dtype[n], bit-cast, so that no collective widens it.
 
     Claims: biased; not summable. Relative error of a normal value at most 2^-8 for bfloat16, 2^-11
       for float16. Finite values out of range saturate and are counted; NaN stays NaN.
@@ -213,8 +212,7 @@ class DynamicSign(Quantizer):
 class MeanMagnitude(Quantizer):
     """Quantizer: the mean of the non-zero values, for every value.
 
-    Zeros become the mean too. So use it on values of one sign, behind `AlternatingSign` and
-    `Threshold`.
+    Zeros become the mean too. Use it for one sign, after `AlternatingSign` and `Threshold`.
 
     Wire: x float32[k] -> main float32[1].
 
@@ -245,17 +243,15 @@ class Ternary(Quantizer):
     remaining magnitude, and C(x)_i = s sign(x_i) with probability |x_i| / s, else 0.
 
     Args:
-      clip: in units of σ; the paper's networks use 2.5. None does not clip: one large value then
-        makes most others zero.
+      clip: in units of σ, 2.5 in the paper. None: one large value then makes most others zero.
 
-    Wire: x float32[n] -> main uint32[ceil(n/20)], side float32[1]: 1.6 bits a value, in the paper
-    2.
+    Wire: x float32[n] -> main uint32[ceil(n/20)], side float32[1]: 1.6 bits a value.
 
     Claims: unbiased if it does not clip; not summable (`QuantizedAllReduce` shares the scale and
       sums). A payload with a NaN or an infinity decodes to NaN.
 
-    Differs from the paper: σ is the deviation from zero, in its code from the mean. When clipping,
-      its code takes s = clip · σ even if no value is as large.
+    Differs from the paper: 1.6 bits, not 2. σ is the deviation from zero, in its code from the
+      mean. When clipping, its code takes s = clip · σ even if no value is as large.
 
     Example:
       >>> x, step = jnp.array([0.0, 2.0, -2.0]), fg.Step.of(0)
@@ -328,8 +324,7 @@ class UniformQuantizer(Quantizer):
     Claims: unbiased; not summable; E||x - C(x)||² <= min(d/s², √d/s) ||x||² for buckets of d. A
       bucket with a NaN or an infinity decodes to NaN.
 
-    Differs from the paper: codes of fixed width in place of Elias coding, whose size depends on the
-      data.
+    Differs from the paper: codes of fixed width; the size of its Elias codes depends on the data.
 
     Raises:
       ValueError: in `compress`, if the step has no key.

@@ -110,8 +110,7 @@ class RangeFloat(Quantizer):
         1 ... P               eps ... max,         code = b(x) - base + 1
         P + 1 ... 2P          -eps ... -max,       code = P + b(x) - base + 1.
 
-    Values below eps are rounded to 0 or eps: to the nearest, to 0 when truncating, at random when
-    rounding stochastically.
+    Values below eps are rounded to 0 or eps: to the nearest, to 0 if truncating, or at random.
 
     Args:
       bits: N, 2 <= N <= 16.
@@ -119,12 +118,10 @@ class RangeFloat(Quantizer):
         values whose largest is 5 standard deviations. Heavier tails need a smaller m.
       rounding: "nearest", "truncate" (the paper's) or "stochastic" (draws from `step.local`).
 
-    Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[]; 2k for complex64[k], real parts
-      first.
+    Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[]; complex64[k] as float32[2k].
 
     Claims: relative error of every value with |x| >= eps at most 2^-(m+1) (nearest) or 2^-m
-      (truncate); not summable; unbiased if stochastic. A payload with a NaN or an infinity decodes
-      to NaN throughout.
+      (truncate); not summable; unbiased if stochastic. NaN throughout if a value is not finite.
 
     Differs from the paper: rounds to nearest. Fits the range to each payload (`FixedRangeFloat`
       does not). Computes m and eps in closed form, without a search (`FixedRangeFloat.tuned`).
@@ -196,11 +193,10 @@ class FixedRangeFloat(Quantizer):
       mantissa: as in `RangeFloat`.
       rounding: "nearest" or "truncate".
 
-    Wire: x float32[k] -> main uint32[ceil(kN/32)]; 2k for complex64[k], real parts first.
+    Wire: x float32[k] -> main uint32[ceil(kN/32)]; complex64[k] as float32[2k], real parts first.
 
     Claims: the errors of `RangeFloat` for eps <= |x| <= max; biased; not summable. Values out of
-      range, including NaN, saturate and are counted in `overflow`; the header carries the finite
-      flag.
+      range, including NaN, saturate and are counted in `overflow`; the header has a finite flag.
 
     Raises:
       ValueError: if the codes do not reach from eps to the ends of the range.

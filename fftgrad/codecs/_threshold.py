@@ -62,8 +62,7 @@ class Threshold(Selector):
     """Selector: keep values above a threshold, in a message that carries its length.
 
     With μ the mean and M the maximum of |x_i|, the threshold is μ + r (M - μ). "binary" bisects r
-    in [0, 1] until between k and 2k coefficients are larger. If fewer than k exceed μ, it searches
-    below μ.
+    in [0, 1] until between k and 2k coefficients are larger, or below μ if fewer than k exceed it.
     "exact" takes the k largest non-zero values. Values beyond the capacity c of the message are
     dropped, highest positions first, and counted in `overflow`.
 
@@ -254,8 +253,7 @@ class AdaComp(Selector):
 
     Args:
       bin_size: values per bin; the paper uses 50 for convolutions, 500 for other layers.
-      per_bin: average capacity of a bin. Further values are dropped, highest positions first, and
-        counted in `overflow`.
+      per_bin: average capacity of a bin. The last values beyond it are dropped, as `overflow`.
 
     Wire: x float32[n] -> main uint32[ceil(c/32)], signs, c = min(n, ceil(per_bin · n / bin_size));
       side c (2 + log2(n/c)) bits of positions, and 8 bytes.

@@ -80,8 +80,7 @@ class Tiles(_Tiled):
     A chunk selector, `ChunkTopK(chunk=transform.tile_size)`, then selects within each tile.
 
     Args:
-      block: largest side of a tile, a power of two up to 1024. A shorter axis is one tile of the
-        next power of two.
+      block: largest side of a tile, a power of two up to 1024. A shorter axis is one tile, padded.
       shape: rows and columns of the matrix, as in `Dct`. None: blocks in place of tiles.
 
     Wire: x float32[n] -> main float32[tiles · tile_size], padded with zeros.

@@ -82,8 +82,7 @@ class TopK(_Share):
 
     Claims: biased; not summable; ||x - C(x)||² <= (1 - k/n) ||x||².
 
-    Differs from the paper: the paper always sends a bitmap, and selects exactly by a sort or
-      approximately by buckets.
+    Differs from the paper: it always sends a bitmap, and selects by a sort or roughly by buckets.
 
     Example:
       >>> fg.compress(fg.TopK(fraction=0.5), jnp.array([1.0, -4.0, 2.0, 0.5])).main
@@ -142,8 +141,7 @@ class ChunkTopK(Selector):
       Array([ 0. , -4. ,  0.2,  0. ], dtype=float32)
 
     References:
-      Chen et al., NeurIPS 2020, arXiv:2104.11125 (ScaleCom). Peng, Quesnelle and Kingma, 2024,
-      arXiv:2411.19870 (DeMo).
+      Chen et al., NeurIPS 2020, arXiv:2104.11125 (ScaleCom). Peng et al., 2024, arXiv:2411.19870.
     """
 
     chunk: int

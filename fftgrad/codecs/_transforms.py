@@ -99,21 +99,18 @@ class Fft(Transform):
 
         z_0 = c_0 + i c_{b/2},   z_j = √2 c_j   (0 < j < b/2).
 
-    x -> z is an isometry: Σ|z_j|² = Σ x_t². So the squared error is the sum of |z_j|² over the
-    dropped coefficients.
+    x -> z is an isometry: Σ|z_j|² = Σ x_t². The squared error is the sum of the dropped |z_j|².
 
     Args:
       block: length b of a block, a power of two up to 2^28; a shorter vector is one block of the
         next power of two. None: one block for the whole vector, padded to the next even number
         whose prime factors are 2, 3, 5 and 7; beyond 2^28 values, few equal blocks.
-      half: round the vector to float16 before the transform. Values saturate at ±65504 and are
-        counted.
+      half: round the vector to float16 first. Values saturate at ±65504 and are counted.
 
     Wire: x float32[n] -> main complex64[b/2 · ceil(n/b)].
 
     Claims: summable; unbiased and lossless up to rounding, unless `half`. One non-finite value
-      makes its whole block non-finite, as may finite values beyond 2^128 / √b. The step is then
-      bad.
+      makes its whole block non-finite, as may finite values beyond 2^128 / √b.
 
     Differs from the paper: the paper transforms the whole gradient (`block=None, half=True`).
 
@@ -221,15 +218,14 @@ class Hadamard(Transform):
     coefficients of a block become similar in magnitude, which suits a quantizer with one scale.
 
     Args:
-      block: length b of a block, a power of two up to 2^24; a shorter vector is one block of the
-        next power of two.
+      block: length b of a block, a power of two up to 2^24; a shorter vector is one block, padded.
       signs: True to flip signs at random first, drawn from `step.shared`, equal on all workers.
         Without flips, H maps some vectors, such as a constant, to a single coefficient.
 
     Wire: x float32[n] -> main float32[b · ceil(n/b)]. Signs are not sent.
 
     Claims: summable; unbiased and lossless up to rounding; an isometry. One non-finite value makes
-      its whole block non-finite, as may finite values beyond 2^128 / √b. The step is then bad.
+      its whole block non-finite, as may finite values beyond 2^128 / √b.
 
     Differs from the paper: DRIVE rotates whole vectors, this codec blocks of fixed length.
 

@@ -61,8 +61,7 @@ def fft_sparsification(
 
     Differs from the paper: rounds to nearest in a range fitted to each payload (the paper
       truncates, in [-1, 1]); Elias-Fano indices if smaller than a bitmap; exact selection; no
-      broadcast of the parameters every 10 steps, because replicas are bit-identical; θ = 0 is a
-      dense all-reduce.
+      broadcast of the parameters every 10 steps, because replicas are bit-identical.
 
     Raises:
       ValueError: if both `theta_schedule` and `recover` are given.
@@ -109,8 +108,7 @@ def diminishing_theta(
 
     Args:
       learning_rate: η, a number or an optax schedule. It is evaluated for all steps at once.
-      smoothness: L, the Lipschitz constant of the gradient; in practice θ_0² / η_0 for the first
-        theta θ_0.
+      smoothness: L, the Lipschitz constant of the gradient; in practice θ_0² / η_0.
       steps: number of steps of the schedule.
       thetas: the choices, in [0, 1); 0, a dense all-reduce, is always among them.
 
@@ -174,8 +172,7 @@ def recover_by_loss(
     """Transformation: move to the next level of a `Ladder` if the loss rises, and never back.
 
     After a step the level rises by one in two cases: the smoothed mean loss exceeds (1 + tolerance)
-    times its least value at this level, or the loss is not finite. A step with non-finite gradients
-    is skipped and does not count.
+    times its least value at this level, or the loss is not finite. Skipped steps do not count.
 
     Args:
       tx: `compressed_pmean` with a `Ladder`, such as

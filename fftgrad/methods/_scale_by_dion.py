@@ -59,8 +59,7 @@ def scale_by_dion(
         update = √(out / in) P Qᵀ.
 
     The last axis of a kernel is `out`, as in JAX's layers, where y = x W. The product of all others
-    is `in`, so that of a convolution includes its window. The authors' weights are torch's
-    (out, in).
+    is `in`, so that of a convolution includes its window. The authors' weights are (out, in).
 
     A column of zeros in R is one in the update, and Q keeps its previous column. Some leaves are
     averaged in float32, in the first of the two all-reduces, and updated by `others`: vectors,
@@ -82,8 +81,7 @@ def scale_by_dion(
     Wire: 4 · rank · (rows + columns) bytes a matrix and 4 bytes for each value of other leaves, in
       two all-reduces, for any number of workers.
 
-    Claims: a step with a non-finite value gives an update of NaN, and leaves momenta, factors and
-      the state of `others` unchanged.
+    Claims: a step with a non-finite value gives an update of NaN and leaves the state unchanged.
 
     Differs from the paper: the orthonormal factor P belongs to `in`, because the kernel is the
       transpose of the authors' weight. A later version of their code orthonormalizes the factor of

@@ -28,8 +28,7 @@ def scale_by_majority_vote(
       axis_name: the axis of the workers.
 
     Returns:
-      An optax transformation whose updates are -1, 0 and 1. Chain `optax.scale` or `optax.sgd`
-      after it.
+      An optax transformation whose updates are -1, 0 and 1. Chain `optax.scale(-lr)` after it.
 
     Wire: 1 bit a value and 8 bytes.
 
@@ -110,13 +109,11 @@ def scale_by_one_bit_adam(
       axis_name: the axis of the workers.
 
     Returns:
-      An optax transformation that replaces `optax.scale_by_adam`: chain `optax.scale(-lr)` after
-      it.
+      A transformation in place of `optax.scale_by_adam`. Chain `optax.scale(-lr)` after it.
 
     Wire: 4n bytes a step during warm-up, then 1 bit a value in each of the two stages.
 
-    Claims: both errors are fed back. A step with a non-finite value gives a non-finite update, and
-      leaves the moments unchanged.
+    Claims: both errors are fed back. A bad step has a non-finite update and keeps the moments.
 
     Differs from the paper: one magnitude for each shard of a part, where the paper has one in all.
       Adam's bias correction stays, with that of v frozen at T, so that the step size does not jump.

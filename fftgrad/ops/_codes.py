@@ -142,8 +142,7 @@ def _digits(words: jax.Array, base: int) -> jax.Array:
     """Return all digits of words uint32[m], uint32[m, digits_per_word(base)].
 
     Division of integers is not vectorized. So a word is divided once, into halves that float32
-    holds exactly. Adding 0.5 before rounding down outweighs all rounding errors, and is too little
-    to reach the next digit.
+    holds exactly. Adding 0.5 outweighs all rounding errors, and does not reach the next digit.
     """
     width = digits_per_word(base)
     half = -(-width // 2)

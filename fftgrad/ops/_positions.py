@@ -30,8 +30,7 @@ class Sparse(NamedTuple):
     """Value: a vector that is zero except at some positions; the result of `Selector.sparse`.
 
     Attributes:
-      positions: int32, of any shape, ascending and distinct when flat. Unused slots count on
-        from n.
+      positions: int32, of any shape, ascending and distinct when flat; unused slots from n on.
       values: values at the positions, of the same shape.
 
     Example:

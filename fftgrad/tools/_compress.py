@@ -22,8 +22,7 @@ def compress(codec: Codec, x: jax.Array, *, step: Step = Step()) -> Payload:
 
     Args:
       codec: a codec, or a chain of codecs.
-      x: float32, bfloat16 or float16 array of any shape. It is flattened in row-major order, and
-        cast to float32.
+      x: float32, bfloat16 or float16 array of any shape; flattened and cast to float32.
       step: the keys of a codec that draws, `fg.Step.of(key)`, with another key for each call; and
         the number of the step, for a codec that changes by step.
 
