@@ -74,7 +74,6 @@ def fft_sparsification(
     """
 
     def exchange(theta: float) -> Exchange:
-        check_within("fft_sparsification(theta)", theta, "[0, 1)", "the paper uses 0.85.")
         if theta == 0:
             return exchanges.AllReduce()
         fft = codecs.Fft(block=block, half=True)

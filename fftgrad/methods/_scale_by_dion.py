@@ -160,10 +160,9 @@ class Directions(Exchange):
         matrices, dense = _low_rank.split(named, self.rank)
         lefts, rights, exact = _low_rank.iterate(matrices, state.shared, dense, comm)
         units = list(map(_of_length_one, rights))
-        directions = [
-            _scale(m) * _low_rank.product(p, q)
-            for m, p, q in zip(matrices, lefts, units, strict=True)
-        ]
+        scales = [(m.shape[1] / m.shape[0]) ** 0.5 for m in matrices]
+        unscaled = map(_low_rank.product, lefts, units)
+        directions = [scale * matrix for scale, matrix in zip(scales, unscaled, strict=True)]
         low_rank = map(_low_rank.product, lefts, rights)
         taken = [(1 - self.decay) * matrix for matrix in low_rank]
 
@@ -186,11 +185,6 @@ class Directions(Exchange):
         """Return the parts; flatten the named ones, so that they are not matrices."""
         parts = _parts.parts_of(x)
         return [part.value.ravel() if self.is_named(part.name) else part.value for part in parts]
-
-
-def _scale(matrix: jax.Array) -> float:
-    rows, columns = matrix.shape
-    return (columns / rows) ** 0.5
 
 
 def _of_length_one(factor: jax.Array) -> jax.Array:
