@@ -285,7 +285,7 @@ class Ternary(Quantizer):
 
 def check_clip(owner: str, clip: float | None) -> None:
     if clip is not None:
-        check_within(f"{owner}(clip)", clip, "(0, inf]", "use clip=2.5, or None for no bound.")
+        check_within(f"{owner}(clip)", clip, "(0, inf)", "use clip=2.5, or None for no bound.")
 
 
 def clipped(x: jax.Array, clip: float | None) -> tuple[jax.Array, jax.Array]:

@@ -31,16 +31,12 @@ def fft_sparsification(
 
     The paper's symbols, and the parts here:
 
-        g, linearized           all leaves as one float32 vector      compressed_pmean
         cast to fp16            rounded before the transform          Fft(half=True)
         FFT of g                one real transform of the vector      Fft(block=None)
         θ, dropped share        the smallest θ of the moduli          TopK(fraction=1 - theta)
         N, m, eps, min, max     range-based N-bit float               RangeFloat(bits)
         status, bitmap, pack    indices in Elias-Fano or bitmap       TopK
         allgather, average      one collective, one inverse FFT       AllGather
-        no error feedback       the rest is lost                      NoMemory()
-        diminishing θ           another θ from given steps on         Scheduled
-        recovery                a smaller θ when it is needed         Ladder
 
     Args:
       theta: share of the frequencies dropped, 0 <= theta < 1; the paper's runs use 0.85.
