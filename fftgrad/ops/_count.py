@@ -60,19 +60,29 @@ def counts(masks: Sequence[jax.Array]) -> list[jax.Array]:
     """Count the true values of masks bool[rows, columns] of the same data in one pass over it."""
     # XLA for TPUs makes one pass of separate sums, and many of one reduction with many results. On
     # CPUs and GPUs it is the reverse.
-    return _platform.dependent(
-        list(masks),
-        tpu=lambda masks: [jnp.sum(mask, dtype=jnp.int32) for mask in masks],
-        # Rows first, because XLA on a CPU reduces to few scalars on one thread.
-        default=lambda masks: _sums(_sums([mask.astype(jnp.int32) for mask in masks])),
-    )
+    return _platform.dependent(list(masks), tpu=_one_by_one, default=_together)
+
+
+# JAX keeps the traces of these functions. Lambdas would be traced for each call.
+
+
+def _one_by_one(masks: list[jax.Array]) -> list[jax.Array]:
+    return [jnp.sum(mask, dtype=jnp.int32) for mask in masks]
+
+
+def _together(masks: list[jax.Array]) -> list[jax.Array]:
+    # Rows first, because XLA on a CPU reduces to few scalars on one thread.
+    return _sums(_sums([mask.astype(jnp.int32) for mask in masks]))
 
 
 def _sums(columns: list[jax.Array]) -> list[jax.Array]:
     """Sum each array along its last axis."""
     zeros, last = (np.int32(0),) * len(columns), columns[0].ndim - 1
-    add = lambda a, b: tuple(map(operator.add, a, b))  # noqa: E731
-    return list(lax.reduce(tuple(columns), zeros, add, (last,)))
+    return list(lax.reduce(tuple(columns), zeros, _add_each, (last,)))
+
+
+def _add_each(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    return tuple(map(operator.add, a, b))
 
 
 ROW = 128
