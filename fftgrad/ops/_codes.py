@@ -52,10 +52,13 @@ def _pack_whole(*codes: jax.Array, bits: int) -> tuple[jax.Array, ...]:
         shifted = [_shapes.rows(c, per_word).astype(jnp.uint32) << shifts for c in codes]
         # One reduction with several results reads its operand once. Several reductions may not.
         zeros = (np.uint32(0),) * len(codes)
-        either = lambda a, b: tuple(map(operator.or_, a, b))  # noqa: E731
-        return tuple(lax.reduce(tuple(shifted), zeros, either, (1,)))
+        return tuple(lax.reduce(tuple(shifted), zeros, _or_each, (1,)))
 
     return _shapes.whole_then_rest(words, per_word, *codes)
+
+
+def _or_each(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    return tuple(map(operator.or_, a, b))
 
 
 def unpack(words: jax.Array, bits: int, count: int) -> jax.Array:

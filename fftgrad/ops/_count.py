@@ -94,9 +94,7 @@ UNROLLED = 4
 
 def cumsum(x: jax.Array) -> jax.Array:
     """Return the inclusive running sums of int32[n]."""
-    return _platform.dependent(
-        x, cpu=functools.partial(_in_order, lax.add), default=_cumsum_at_once
-    )
+    return _platform.dependent(x, cpu=_cumsum_in_order, default=_cumsum_at_once)
 
 
 def _cumsum_at_once(x: jax.Array) -> jax.Array:
@@ -113,9 +111,7 @@ def _cumsum_at_once(x: jax.Array) -> jax.Array:
 
 def cummax(x: jax.Array) -> jax.Array:
     """Return the running maxima of int32[n], all values at least 0."""
-    return _platform.dependent(
-        x, cpu=functools.partial(_in_order, lax.max), default=_cummax_at_once
-    )
+    return _platform.dependent(x, cpu=_cummax_in_order, default=_cummax_at_once)
 
 
 def _cummax_at_once(x: jax.Array) -> jax.Array:
@@ -130,6 +126,10 @@ def _in_order(combine: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array
         return carry, carry
 
     return lax.scan(step, _axes.vary_like(jnp.int32(0), x), x, unroll=UNROLLED)[1]
+
+
+_cumsum_in_order = functools.partial(_in_order, lax.add)
+_cummax_in_order = functools.partial(_in_order, lax.max)
 
 
 def _scan_rows(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
