@@ -130,7 +130,7 @@ class Dct(_Tiled):
     Wire: x float32[n] -> main float32[b · ceil(n/b)], or float32[tiles · tile_size].
 
     Claims: summable; unbiased and lossless up to rounding. One non-finite value makes its whole
-      block or tile non-finite, as may finite values beyond 2^128 / √b. The step is then bad.
+      block or tile non-finite, as may finite values beyond 2^128 / √b.
 
     Differs from the paper: DeMo cuts an axis at its largest divisor up to 64. For a prime length
       this is 1, no transform at all. Here axes are padded.
