@@ -19,7 +19,7 @@ TINY = np.float32(np.finfo(np.float32).tiny)
 def check_real(owner: str, x: jax.Array) -> None:
     """Require a float32 vector. The spectrum of a transform is complex."""
     found, fine = f"{x.dtype}{list(x.shape)}", x.ndim == 1 and x.dtype == jnp.float32
-    remedy = f"put {owner} first in the chain, and use RangeFloat for a spectrum."
+    remedy = "after Fft use RangeFloat, and put other transforms first in the chain."
     check(fine, f"{owner}.compress(x)", "be a float32 vector", found, remedy)
 
 

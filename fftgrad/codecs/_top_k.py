@@ -161,7 +161,14 @@ class ChunkTopK(Selector):
             finite_or_inf = jnp.minimum(rows, jnp.uint32(0x7F800000))
             _, offsets = lax.top_k(lax.bitcast_convert_type(finite_or_inf, jnp.float32), k)
             offsets = jnp.sort(offsets, axis=1)
-        side = _encode_offsets(offsets.astype(jnp.int32), chunk)
+        offsets, chunks = offsets.astype(jnp.int32), len(offsets)
+        side: PyTree = ()
+        if k < chunk and _have_offsets(chunks, chunk, k):
+            side = _codes.pack(offsets.astype(jnp.uint32).ravel(), (chunk - 1).bit_length())
+        elif k < chunk:
+            starts = chunk * jnp.arange(chunks, dtype=jnp.int32)[:, None]
+            ascending = (starts + offsets).ravel()
+            side = _positions.encode_positions(ascending, chunks * k, chunks * chunk)
         places = self.positions(side, x.size, step)
         return Compressed(Payload(jnp.take(x, places, mode="fill", fill_value=0), side))
 
@@ -179,17 +186,6 @@ class ChunkTopK(Selector):
     def _sizes(self, n: int) -> tuple[int, int]:
         chunk = min(self.chunk, max(2, n))
         return chunk, min(self.k, chunk)
-
-
-def _encode_offsets(offsets: jax.Array, chunk: int) -> PyTree:
-    """Encode ascending offsets int32[chunks, k] within chunks of `chunk` values."""
-    chunks, k = offsets.shape
-    if k == chunk:
-        return ()
-    if _have_offsets(chunks, chunk, k):
-        return _codes.pack(offsets.astype(jnp.uint32).ravel(), (chunk - 1).bit_length())
-    starts = chunk * jnp.arange(chunks, dtype=jnp.int32)[:, None]
-    return _positions.encode_positions((starts + offsets).ravel(), chunks * k, chunks * chunk)
 
 
 def _have_offsets(chunks: int, chunk: int, k: int) -> bool:
