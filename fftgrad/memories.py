@@ -59,6 +59,9 @@ class ErrorFeedback(Memory):
       expectation, if the hash is random: each rounding is unbiased, with an error of up to 2^-7 of
       a value. A step whose mean is not finite leaves the residual unchanged.
 
+    Raises:
+      ValueError: if `dtype` is another one.
+
     Example:
       >>> memory, g = fg.ErrorFeedback(), jnp.array([1.0, 2.0])
       >>> x, state = memory.add(g, memory.init(g))

@@ -26,7 +26,7 @@ from fftgrad.ops import (
 ORDERS = 16
 ORDER_SAMPLE = 8
 PER_OCTAVE, CUTS, OCTAVES = 32, 8, 16
-"""Of the steps that are tried: finenesses an octave, cuts between two of them, octaves."""
+"""Finenesses an octave, cuts between two finenesses, and octaves of the steps that are tried."""
 
 LEVELS = PER_OCTAVE * CUTS * OCTAVES
 LEVEL_BITS, DIGIT_BITS = 12, 3
@@ -35,18 +35,18 @@ SIGN = 1
 """The order of the codes of levels: their lowest bit is a sign."""
 
 GROWTH = 1.5
-"""About how many octaves of words an octave of levels takes."""
+"""Octaves of words to an octave of levels, about."""
 
 TINY = float(jnp.finfo(jnp.float32).tiny)
 
 LANE, BLOCK, SAMPLED = 32, 128, 8
-"""Candidates in a lane, lanes in a block, and the blocks of which one is in the sample."""
+"""Candidates in a lane, lanes in a block, and blocks to one block of the sample."""
 
 FEW = 1 << 11
-"""A sample of fewer words is no guide."""
+"""Least number of words of a sample."""
 
 LEAST_EXPONENT = -110
-"""No scale is below 2**-110, or the finest steps would be no normal numbers."""
+"""Least exponent of a scale, so that the finest steps are normal numbers."""
 
 
 class Candidates(NamedTuple):
@@ -55,19 +55,19 @@ class Candidates(NamedTuple):
     positions: jax.Array  # int32[k]
     magnitude: jax.Array  # float32[k], below 2
     negative: jax.Array  # int32[k], 1 for a minus
-    scale: jax.Array  # what the magnitudes are multiples of; NaN if anything is not finite
+    scale: jax.Array  # unit of the magnitudes; NaN if a value is not finite
 
     @classmethod
     def of(cls, x: jax.Array, most: int) -> "Candidates":
         if most == x.size:
             positions = lax.iota(jnp.int32, x.size)
         else:
-            # Kept: it is read many times, each of which would look for it in all of the leaves.
+            # The barrier keeps XLA from rebuilding the vector from all leaves for each reader.
             x = lax.optimization_barrier(x)
             positions = _positions.select(_selection.largest(*_selection.keys(x), most), most)
             x = x[positions]
         top = _finite.largest(x)
-        # By powers of two, so that nothing is rounded; in two steps, because one may be too large.
+        # Powers of two do not round. There are two, because one alone may overflow.
         binade = (lax.bitcast_convert_type(top, jnp.int32) >> 23) - 127
         binade = jnp.where(top >= TINY, jnp.maximum(binade, LEAST_EXPONENT), 0)
         half = binade // 2
@@ -86,7 +86,7 @@ class Candidates(NamedTuple):
 
 
 def _power(exponent: jax.Array) -> jax.Array:
-    """2**exponent, exactly."""
+    """Return 2**exponent, exactly."""
     return lax.bitcast_convert_type(exponent + 127 << 23, jnp.float32)
 
 
@@ -103,7 +103,7 @@ def gaps_of(positions: jax.Array, kept: jax.Array) -> jax.Array:
 
 
 def order_of(candidates: Candidates) -> jax.Array:
-    """The order that codes the gaps of all candidates in the fewest bits, by some of them."""
+    """Return the order that codes the gaps of a sample of candidates in the fewest bits."""
     gaps = jnp.diff(candidates.positions, prepend=-1)[::ORDER_SAMPLE] - 1
     orders = jnp.arange(ORDERS, dtype=jnp.int32)[:, None]
     bits = 2 * _exp_golomb.exponents(gaps[None], orders) + orders
@@ -111,8 +111,8 @@ def order_of(candidates: Candidates) -> jax.Array:
 
 
 def finest(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
-    """The highest level whose codes fit; nothing is sent at level zero."""
-    # The words grow with the level: to send one more takes more than its gap saves.
+    """Return the highest level whose codes fit; level zero sends nothing."""
+    # The words grow with the level: one more coefficient takes more bits than its gap saves.
     return _platform.dependent(
         candidates,
         order,
@@ -122,10 +122,9 @@ def finest(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
 
 
 class Lanes(NamedTuple):
-    """Candidates as columns, each with the next 32 of them.
+    """Candidates in columns of 32.
 
-    A pass over columns keeps what came before in a register, where a running maximum over all
-    candidates is a dozen passes.
+    A pass over columns has its state in a register. A running maximum takes a dozen passes.
     """
 
     positions: jax.Array  # int32[LANE, m]
@@ -135,7 +134,7 @@ class Lanes(NamedTuple):
 
     @classmethod
     def of(cls, candidates: Candidates) -> "Lanes":
-        """All candidates."""
+        """Arrange all candidates."""
         k = candidates.positions.size
         # Padded here, because a bound check in the passes would keep them from being vectorized.
         missing = -k % (LANE * BLOCK if k > LANE * BLOCK else LANE)
@@ -147,7 +146,7 @@ class Lanes(NamedTuple):
         return cls(positions, magnitude, start, jnp.int32(-(-k // CUTS)))
 
     def sample(self) -> "Lanes":
-        """Some blocks of them, whose gaps but for the first are as they were."""
+        """Keep one of `SAMPLED` blocks; only the gap before its first candidate changes."""
 
         def few(x: jax.Array) -> jax.Array:
             blocks = x.reshape(*x.shape[:-1], -1, BLOCK)
@@ -187,9 +186,9 @@ class Lanes(NamedTuple):
 def _reach(
     magnitude: jax.Array, index: jax.Array, cut: jax.Array, units: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    """Magnitudes in steps, and which of them are kept."""
+    """Return magnitudes in steps, and True for those that are kept."""
     reaches = magnitude * units[0]
-    # One part after the other comes to the next fineness, or equal ones would come all at once.
+    # The parts reach the next fineness one by one. Equal values would reach it all at once.
     return reaches, jnp.where(index < cut, magnitude * units[1], reaches) >= 1.0
 
 
@@ -219,10 +218,7 @@ class _Bracket(NamedTuple):
 
 
 def _by_growth(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
-    """Find the finest level in a loop of few turns, because the words grow evenly with the level.
-
-    Of many candidates a sample says where to begin, so that few turns are over all of them.
-    """
+    """Find the finest level by secants, which start where a sample of many candidates ends."""
     lanes, slope = Lanes.of(candidates), jnp.float32(GROWTH / (PER_OCTAVE * CUTS))
     # All candidates together take about half of the words, where each has one level.
     least = jnp.maximum(jnp.min(candidates.magnitude), 2.0**-OCTAVES)
@@ -239,7 +235,7 @@ def _by_growth(candidates: Candidates, order: jax.Array, words: int) -> jax.Arra
 def _by_secants(
     lanes: Lanes, order: jax.Array, words: int, first: jax.Array, slope: jax.Array
 ) -> _Bracket:
-    """The levels between which the words are what they are to be, as a bracket of one."""
+    """Find the neighboring levels of which the lower one fits."""
     usual = GROWTH / (PER_OCTAVE * CUTS)
 
     def narrow(b: _Bracket) -> _Bracket:
@@ -249,12 +245,12 @@ def _by_secants(
         excess = jnp.log2(jnp.maximum(found, 1).astype(jnp.float32) / words)
         away = (b.next - b.tried).astype(jnp.float32)
         slope = jnp.clip((excess - b.excess) / away, usual / 3, usual * 10)
-        # Of neighbours it tells more of their cuts than of the growth.
+        # The slope between neighbors shows their cuts more than the growth.
         slope = jnp.where((b.turn == 0) | (jnp.abs(away) < 4), b.slope, slope)
         # Rounded to the far side, so that the bracket closes from both.
         away = -excess / slope
         away = jnp.where(fits, jnp.ceil(away), jnp.floor(away)).astype(jnp.int32)
-        # Secants of what grows unevenly may close in from one side only.
+        # Secants of uneven growth may close in from one side only.
         halve = (b.turn % 5 == 4) & (low > 0) & (high < LEVELS)
         following = jnp.where(halve, (low + high) // 2, b.next + away)
         following = jnp.clip(following, low + 1, high - 1)
@@ -274,14 +270,14 @@ HEAD = 8
 LEAST_BYTES = HEAD + 12
 
 LEAST_BITS = 6
-"""No more coefficients than would leave each of them so many bits."""
+"""Least number of bits for each coefficient, which bounds their number."""
 
 MOST = 1 << 26
-"""Nor more than that, or their bits could not be counted in 32 bits."""
+"""Largest number of coefficients, whose bits an int32 can count."""
 
 
 class BudgetSide(NamedTuple):
-    """Side: how many coefficients there are and the order of their gaps' codes, and the codes."""
+    """Side: number of coefficients and order of the codes of gaps, uint32[1], and the codes."""
 
     head: jax.Array
     words: jax.Array
@@ -305,17 +301,15 @@ class Budget(Selector):
     Args:
       ratio: the bytes of the vector in float32 (complex64) over those sent: `Budget(ratio=100)`
         sends a bfloat16 gradient in 50 times fewer bytes.
-      bytes: how many, instead, for each bucket or leaf of a `Bucketing`. `TwoStage` gives each of
-        its w shards a w-th.
+      bytes: bytes instead, for each bucket or leaf; `TwoStage` gives each of w shards a w-th.
 
     Wire: x float32[n] | complex64[n] -> main float32[1], the step; side uint32 words. In all
-      4 floor(bytes / 4) bytes, with bytes = 4n / ratio (8n if complex), but at least 20. No more
-      coefficients are sent than leave 6 bits to each.
+      4 floor(bytes / 4) bytes and the header, with bytes = 4n / ratio (8n if complex), but at least
+      20. No more coefficients are sent than leave 6 bits to each.
 
     Claims: biased; not summable; the relative error of a coefficient that is sent is at most 1/3,
       of those that fill the last bits 3/8, but for float32 rounding, and where it is beyond 2^15
-      steps at most 2^-15. What it sends is the same on all platforms, to the bit. Coefficients
-      below 2^-125 count as zero.
+      steps at most 2^-15. All platforms send the same bits. Values below 2^-125 count as zero.
 
     Differs from the paper: QSGD draws its levels by chance, in units of the norm, and codes levels
       and gaps in recursive Elias codes.
@@ -352,13 +346,13 @@ class Budget(Selector):
         return dataclasses.replace(self, bytes=max(LEAST_BYTES, self.bytes // parts))
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        values = _quantizers.as_real("Budget", x)
+        values = _quantizers.as_real(x)
         words, most = self._words(x), self._most(x)
         candidates = Candidates.of(values, most)
         order = order_of(candidates)
         level = finest(candidates, order, words)
         kept, q = candidates.at(level)
-        # What is not finite must be seen, and nothing of it is sent but that.
+        # If a value is not finite, only the first coefficient is sent, as NaN.
         finite = jnp.isfinite(candidates.scale)
         kept = jnp.where(finite, kept, lax.iota(jnp.int32, kept.size) == 0)
         gaps = jnp.where(finite, gaps_of(candidates.positions, kept), 0)
@@ -368,7 +362,7 @@ class Budget(Selector):
         count = jnp.sum(kept, dtype=jnp.int32)
         head = (count | order << 27).astype(jnp.uint32)[None]
         unit = candidates.scale / resolution(level // CUTS)
-        main = _wire.without_gradient(unit[None], x)  # the step, of which values are multiples
+        main = _wire.without_gradient(unit[None], x)  # a float, but the unit of codes
         return Compressed(Payload(main, BudgetSide(head, codes)))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
@@ -395,7 +389,7 @@ class Budget(Selector):
         at = _count.cumsum(jnp.where(used, gaps + 1, 0)) - 1
         q = (levels >> 1).astype(jnp.float32) + 1.0
         step = payload.main[0]
-        # The largest may lie beyond what float32 holds; a step that is no number is not hidden.
+        # The largest value may exceed float32. A NaN is not hidden.
         bound = jnp.where(jnp.isfinite(step), jnp.finfo(jnp.float32).max, jnp.inf)
         size = jnp.minimum(step * (q + q / (2 * q + 1)), bound)
         value = jnp.where(levels & 1 == 1, -size, size)

@@ -32,8 +32,7 @@ class LogQuantizer(Quantizer):
     Args:
       bits: N, 2 <= N <= 16.
 
-    Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[2]; 2N bits a value for
-      complex64[k].
+    Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[2]; 2N bits for complex64[k].
 
     Claims: relative error of every value at most (r - 1) / (r + 1), up to float32 rounding; less
       than 1 for complex values. Not summable. A payload with a NaN or an infinity decodes to NaN
@@ -47,8 +46,7 @@ class LogQuantizer(Quantizer):
       Array([ 1.4, -5.8,  2.8,  0. ], dtype=float32)
 
     References:
-      Miyashita, Lee and Murmann, 2016, arXiv:1603.01025. Wang et al., HPDC 2020, arXiv:1811.08596,
-      for a range tuned to the data.
+      Miyashita et al., 2016, arXiv:1603.01025. Wang et al., HPDC 2020, arXiv:1811.08596 (range).
     """
 
     bits: int
@@ -57,20 +55,20 @@ class LogQuantizer(Quantizer):
         check_count("LogQuantizer(bits)", self.bits, "for more bits use no quantizer.", 2, 16)
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        b, width = self._level_bits(x), self._width(x)
+        width, b = self._widths(x)
         if _is_polar(x):
             magnitude = _modulus(x)
             sector = jnp.floor(jnp.angle(x) * (2**self.bits / (2 * math.pi))).astype(jnp.int32)
             sector &= 2**self.bits - 1
         else:
-            values = _quantizers.as_real("LogQuantizer", x)
+            values = _quantizers.as_real(x)
             magnitude, sector = jnp.abs(values), (values < 0).astype(jnp.int32)
         ends = Ends.of(magnitude)
         codes = (ends.cell(magnitude, 2**b) | sector << b).astype(jnp.uint32)
         return Compressed(Payload(_codes.pack(codes, width), ends.side))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
-        b, width = self._level_bits(like), self._width(like)
+        width, b = self._widths(like)
         ends = Ends.from_side(payload.side)
         whole = _finite.poison_unless(jnp.isfinite(ends.high))
         codes = _codes.unpack(payload.main, width, math.prod(like.shape))
@@ -82,12 +80,9 @@ class LogQuantizer(Quantizer):
         angle = (2 * half) * sector.astype(jnp.float32) + half
         return lax.complex(modulus * jnp.cos(angle), modulus * jnp.sin(angle))
 
-    def _level_bits(self, like: Like) -> int:
-        """Return the bits of a code below its sign or sector."""
-        return self.bits if _is_polar(like) else self.bits - 1
-
-    def _width(self, like: Like) -> int:
-        return 2 * self.bits if _is_polar(like) else self.bits
+    def _widths(self, like: Like) -> tuple[int, int]:
+        """Return the bits of a code, and of its level, which stands below the sign or sector."""
+        return (2 * self.bits, self.bits) if _is_polar(like) else (self.bits, self.bits - 1)
 
 
 class Ends(NamedTuple):
@@ -194,7 +189,6 @@ class LloydMax(Quantizer):
 
     def __post_init__(self) -> None:
         check_count("LloydMax(bits)", self.bits, "for more bits use RangeFloat.", 1, 6)
-        check_count("LloydMax(block)", self.block, "use block=4096.")
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         _quantizers.check_real("LloydMax", x)
@@ -223,9 +217,9 @@ class LloydMax(Quantizer):
         return scales * _look_up(codes, _centroids(self.bits))
 
 
-def _look_up(codes: jax.Array, centroids: np.ndarray) -> jax.Array:
+def _look_up(codes: jax.Array, values: np.ndarray | jax.Array) -> jax.Array:
     # XLA vectorizes selects among few values, but not a gather.
-    values = centroids.astype(np.float32)
+    values = values.astype(np.float32)
     out = jnp.full(codes.shape, values[0])
     for code in range(1, len(values)):
         out = jnp.where(codes >= code, values[code], out)
@@ -270,8 +264,7 @@ class BinMeans(Quantizer):
 
     Wire: x float32[n] -> main uint32[ceil(n · bits / 32)], side float32[2^bits].
 
-    Claims: biased, but the sum of all values is exact; not summable. A payload with a NaN or an
-      infinity decodes to NaN.
+    Claims: biased, but the sum of all values is exact; not summable. NaN if a value is not finite.
 
     Differs from the paper: σ divides by n, in its code by n - 1. One bit splits at the mean; its
       formula would put nearly all values into one bin.
@@ -290,31 +283,25 @@ class BinMeans(Quantizer):
     def __post_init__(self) -> None:
         check_count("BinMeans(bits)", self.bits, "for more bits use LogQuantizer.", 1, 4)
 
-    @property
-    def _middle(self) -> float:
-        return 2**self.bits / 2 if self.bits > 1 else 0.5
-
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         _quantizers.check_real("BinMeans", x)
         top, _ = _quantizers.row_norms(x[None])
         y = _quantizers.in_units(x, top[0], 1.0)  # prevents overflow of squares
-        codes = _platform.dependent(y, cpu=self._codes_in_a_loop, default=self._codes_kept)
+        # XLA recomputes cheap values for each reader, sometimes with other rounding. A value could
+        # then be sent with one code and be averaged with another.
+        kept = lambda y: lax.optimization_barrier(self._codes(y))  # noqa: E731
+        codes = _platform.dependent(y, cpu=self._codes_in_a_loop, default=kept)
         means = jnp.stack([_mean_where(codes == code, y) for code in range(2**self.bits)])
         side = means * _quantizers.divisor(top[0])
         return Compressed(Payload(_codes.pack(codes, self.bits), side))
 
     def _codes(self, y: jax.Array) -> jax.Array:
         bins = 2**self.bits
+        middle = bins / 2 if self.bits > 1 else 0.5
         centred = y - jnp.sum(y) / y.size
         width = SPAN / bins * jnp.sqrt(jnp.sum(jnp.square(centred)) / y.size)
-        places = jnp.round(centred / _quantizers.divisor(width) + self._middle)
+        places = jnp.round(centred / _quantizers.divisor(width) + middle)
         return jnp.clip(places, 0, bins - 1).astype(jnp.uint32)
-
-    # XLA recomputes cheap values for each reader, sometimes with other rounding. A value could then
-    # be sent with one code and be averaged with another.
-
-    def _codes_kept(self, y: jax.Array) -> jax.Array:
-        return lax.optimization_barrier(self._codes(y))
 
     def _codes_in_a_loop(self, y: jax.Array) -> jax.Array:
         # XLA for CPUs drops barriers too early, but keeps the result of a loop. The loop runs once,
@@ -325,10 +312,7 @@ class BinMeans(Quantizer):
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         codes = _codes.unpack(payload.main, self.bits, like.shape[0])
         means = jnp.where(jnp.all(jnp.isfinite(payload.side)), payload.side, jnp.nan)
-        out = jnp.broadcast_to(means[0], like.shape)
-        for code in range(1, 2**self.bits):  # XLA vectorizes selects, but not a gather
-            out = jnp.where(codes == code, means[code], out)
-        return out
+        return _look_up(codes, means)
 
 
 def _mean_where(condition: jax.Array, y: jax.Array) -> jax.Array:

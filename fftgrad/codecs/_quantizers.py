@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import check, check_choice, check_count, check_within, value
+from fftgrad._values import check, check_choice, check_count, check_type, check_within, value
 from fftgrad.ops import _codes, _finite, _random, _shapes
 from fftgrad.ops._rounding import saturating_cast
 
@@ -19,14 +19,12 @@ TINY = np.float32(np.finfo(np.float32).tiny)
 def check_real(owner: str, x: jax.Array) -> None:
     """Require a float32 vector. The spectrum of a transform is complex."""
     found, fine = f"{x.dtype}{list(x.shape)}", x.ndim == 1 and x.dtype == jnp.float32
-    check(fine, f"{owner}.compress(x)", "be a float32 vector", found, "after Fft use RangeFloat.")
+    remedy = "after Fft use RangeFloat, and put other transforms first in the chain."
+    check(fine, f"{owner}.compress(x)", "be a float32 vector", found, remedy)
 
 
-def as_real(owner: str, x: jax.Array) -> jax.Array:
+def as_real(x: jax.Array) -> jax.Array:
     """Convert a float or complex vector to float32, real parts first."""
-    fine = x.ndim == 1 and jnp.issubdtype(x.dtype, jnp.inexact)
-    rule, remedy = "be a float or complex vector", "put the one quantizer at the end of a chain."
-    check(fine, f"{owner}.compress(x)", rule, f"{x.dtype}{list(x.shape)}", remedy)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return jnp.concatenate([x.real, x.imag])
     return x.astype(jnp.float32)
@@ -58,12 +56,9 @@ def in_units(x: jax.Array, scale: jax.Array, per_scale: float) -> jax.Array:
 
 
 def row_norms(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the largest magnitude and the length of each row, without overflow of squares.
-
-    Both are NaN if the row is not finite.
-    """
+    """Return the largest magnitude and the length of each row; NaN if the row is not finite."""
     top = _finite.largest(rows, axis=1)
-    scaled = in_units(rows, top[:, None], 1.0)
+    scaled = in_units(rows, top[:, None], 1.0)  # prevents overflow of squares
     return top, divisor(top) * jnp.sqrt(jnp.sum(jnp.square(scaled), axis=1))
 
 
@@ -78,10 +73,7 @@ def uniform_noise(owner: object, step: Step, count: int) -> jax.Array:
 
 
 def to_levels(x: jax.Array, scale: jax.Array, levels: int, uniform: jax.Array) -> jax.Array:
-    """Round `x` stochastically to integers in -levels ... levels, in units of scale / levels.
-
-    The result is unbiased for |x| <= scale.
-    """
+    """Round |x| <= scale, without bias, to integers in units of scale / levels."""
     share = in_units(x, scale, levels)
     down = jnp.floor(share)
     # Rounding may push the largest value slightly beyond the scale.
@@ -98,11 +90,13 @@ class Cast(Quantizer):
     Args:
       dtype: bfloat16, float16, float8_e4m3fn or float8_e5m2; by name or as a dtype.
 
-    Wire: x float32[n] -> main dtype[n]; 2n bytes for bfloat16, because the buffer is bit-cast and
-      no collective widens it.
+    Wire: x float32[n] -> main dtype[n], bit-cast, so that no collective widens it.
 
     Claims: biased; not summable. Relative error of a normal value at most 2^-8 for bfloat16, 2^-11
       for float16. Finite values out of range saturate and are counted; NaN stays NaN.
+
+    Raises:
+      TypeError: if `dtype` is another one.
 
     Example:
       >>> fg.compress(fg.Cast("bfloat16"), jnp.array([1.0, 1.001])).main
@@ -115,11 +109,9 @@ class Cast(Quantizer):
         try:
             name = np.dtype(self.dtype).name
         except TypeError:  # an unknown name, such as "bf16"
-            name = repr(self.dtype)
-        if name not in DTYPES:
-            raise TypeError(
-                f"Cast(dtype): must be one of {', '.join(DTYPES)}, got {name}; use bfloat16."
-            )
+            name = ""
+        rule = f"be one of {', '.join(DTYPES)}"
+        check_type(name in DTYPES, "Cast(dtype)", rule, self.dtype, "use bfloat16.")
         object.__setattr__(self, "dtype", name)  # a name prints and hashes
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
@@ -220,8 +212,7 @@ class DynamicSign(Quantizer):
 class MeanMagnitude(Quantizer):
     """Quantizer: the mean of the non-zero values, for every value.
 
-    Zeros become the mean too. So use it on values of one sign, behind `AlternatingSign` and
-    `Threshold`.
+    Zeros become the mean too. Use it for one sign, after `AlternatingSign` and `Threshold`.
 
     Wire: x float32[k] -> main float32[1].
 
@@ -252,17 +243,15 @@ class Ternary(Quantizer):
     remaining magnitude, and C(x)_i = s sign(x_i) with probability |x_i| / s, else 0.
 
     Args:
-      clip: in units of σ; the paper's networks use 2.5. None does not clip: one large value then
-        makes most others zero.
+      clip: in units of σ, 2.5 in the paper. None: one large value then makes most others zero.
 
-    Wire: x float32[n] -> main uint32[ceil(n/20)], side float32[1]: 1.6 bits a value, in the paper
-    2.
+    Wire: x float32[n] -> main uint32[ceil(n/20)], side float32[1]: 1.6 bits a value.
 
     Claims: unbiased if it does not clip; not summable (`QuantizedAllReduce` shares the scale and
       sums). A payload with a NaN or an infinity decodes to NaN.
 
-    Differs from the paper: σ is the deviation from zero, in its code from the mean. When clipping,
-      its code takes s = clip · σ even if no value is as large.
+    Differs from the paper: 1.6 bits, not 2. σ is the deviation from zero, in its code from the
+      mean. When clipping, its code takes s = clip · σ even if no value is as large.
 
     Example:
       >>> x, step = jnp.array([0.0, 2.0, -2.0]), fg.Step.of(0)
@@ -296,14 +285,11 @@ class Ternary(Quantizer):
 
 def check_clip(owner: str, clip: float | None) -> None:
     if clip is not None:
-        check_within(f"{owner}(clip)", clip, "(0, inf]", "use clip=2.5, or None for no bound.")
+        check_within(f"{owner}(clip)", clip, "(0, inf)", "use clip=2.5, or None for no bound.")
 
 
 def clipped(x: jax.Array, clip: float | None) -> tuple[jax.Array, jax.Array]:
-    """Clip `x` to `clip` times its root mean square, and return the largest magnitude left.
-
-    The magnitude is NaN if a value is not finite.
-    """
+    """Clip `x` to `clip` root mean squares; return its largest magnitude, NaN if not finite."""
     top = _finite.largest(x)
     if clip is None:
         return x, top
@@ -338,8 +324,10 @@ class UniformQuantizer(Quantizer):
     Claims: unbiased; not summable; E||x - C(x)||² <= min(d/s², √d/s) ||x||² for buckets of d. A
       bucket with a NaN or an infinity decodes to NaN.
 
-    Differs from the paper: codes of fixed width in place of Elias coding, whose size depends on the
-      data.
+    Differs from the paper: codes of fixed width; the size of its Elias codes depends on the data.
+
+    Raises:
+      ValueError: in `compress`, if the step has no key.
 
     Example:
       >>> x, step = jnp.array([0.0, 2.0, -2.0]), fg.Step.of(0)
@@ -357,7 +345,6 @@ class UniformQuantizer(Quantizer):
 
     def __post_init__(self) -> None:
         check_count("UniformQuantizer(bits)", self.bits, "for one bit use Sign().", 2, 16)
-        check_count("UniformQuantizer(bucket)", self.bucket, "use bucket=512.")
         check_choice("UniformQuantizer(norm)", self.norm, get_args(Norm))
 
     @property

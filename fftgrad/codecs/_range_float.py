@@ -1,8 +1,4 @@
-"""Floating-point numbers of N bits, over the range of the data or a given range.
-
-The top bits of a float32, bits(|x|) >> (23 - m), number the values with m mantissa bits from 0
-upwards. A window is a run of these numbers, one on each side of zero.
-"""
+"""Floating-point numbers of N bits, over the range of the data or a given range."""
 
 import dataclasses
 import math
@@ -22,7 +18,7 @@ Rounding = Literal["nearest", "truncate", "stochastic"]
 
 
 class Window(NamedTuple):
-    """Values that have a code. Zero has code 0."""
+    """Values that have a code: a run of numbers (`RangeFloat`) on each side of zero, code 0."""
 
     base: jax.Array | int  # number of the smallest positive value, eps
     positive: int  # number of values from eps upwards
@@ -32,9 +28,8 @@ class Window(NamedTuple):
     @property
     def eps(self) -> jax.Array:
         """Smallest positive value, float32[]."""
-        return lax.bitcast_convert_type(
-            jnp.asarray(self.base, jnp.int32) << (23 - self.m), jnp.float32
-        )
+        bits = jnp.asarray(self.base, jnp.int32) << (23 - self.m)
+        return lax.bitcast_convert_type(bits, jnp.float32)
 
     def encode(self, x: jax.Array, rounding: Rounding, noise: jax.Array) -> jax.Array:
         """Encode float32[k] as codes uint32[k]; `noise` is random bits uint32[k], or zero."""
@@ -70,30 +65,7 @@ class Window(NamedTuple):
         return jnp.where(negative, -magnitude, magnitude)
 
 
-def fitted_window(largest: jax.Array, codes: int, m: int, rounding: Rounding) -> Window:
-    """Return the symmetric window of `codes` values that reaches up to `largest`."""
-    shift = 23 - m
-    up = {"nearest": (1 << shift) >> 1, "truncate": 0, "stochastic": (1 << shift) - 1}[rounding]
-    top = jnp.minimum((lax.bitcast_convert_type(largest, jnp.int32) + up) >> shift, _last(m))
-    # At least the smallest normal number, because accelerators flush subnormal numbers to zero.
-    base = jnp.maximum(top - codes // 2 + 1, 1 << m)
-    return Window(base, codes // 2, codes // 2, m)
-
-
-def fixed_window(
-    ends: tuple[float, float], eps: float | None, codes: int, m: int, rounding: Rounding
-) -> Window:
-    """Return the window from end to end; without eps, the one that uses all codes."""
-    rounds = rounding == "nearest"
-    bottom, top = (number_of(abs(end), m, rounds=rounds) for end in ends)
-    if eps is None:
-        base = max(-((codes - top - bottom - 2) // 2), 1 << m)
-    else:
-        base = number_of(eps, m, rounds=False)
-    return Window(base, top - base + 1, bottom - base + 1, m)
-
-
-def number_of(value: float, m: int, *, rounds: bool) -> int:
+def _number_of(value: float, m: int, *, rounds: bool) -> int:
     """Return the number of a positive value, rounded down or to the nearest."""
     half = (1 << (23 - m)) >> 1 if rounds else 0
     return min((int(np.float32(value).view(np.int32)) + half) >> (23 - m), _last(m))
@@ -138,8 +110,7 @@ class RangeFloat(Quantizer):
         1 ... P               eps ... max,         code = b(x) - base + 1
         P + 1 ... 2P          -eps ... -max,       code = P + b(x) - base + 1.
 
-    Values below eps are rounded to 0 or eps: to the nearest, to 0 when truncating, at random when
-    rounding stochastically.
+    Values below eps are rounded to 0 or eps: to the nearest, to 0 if truncating, or at random.
 
     Args:
       bits: N, 2 <= N <= 16.
@@ -147,12 +118,10 @@ class RangeFloat(Quantizer):
         values whose largest is 5 standard deviations. Heavier tails need a smaller m.
       rounding: "nearest", "truncate" (the paper's) or "stochastic" (draws from `step.local`).
 
-    Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[]; 2k for complex64[k], real parts
-      first.
+    Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[]; complex64[k] as float32[2k].
 
     Claims: relative error of every value with |x| >= eps at most 2^-(m+1) (nearest) or 2^-m
-      (truncate); not summable; unbiased if stochastic. A payload with a NaN or an infinity decodes
-      to NaN throughout.
+      (truncate); not summable; unbiased if stochastic. NaN throughout if a value is not finite.
 
     Differs from the paper: rounds to nearest. Fits the range to each payload (`FixedRangeFloat`
       does not). Computes m and eps in closed form, without a search (`FixedRangeFloat.tuned`).
@@ -184,7 +153,7 @@ class RangeFloat(Quantizer):
         return self.rounding == "stochastic"
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        values = _quantizers.as_real("RangeFloat", x)
+        values = _quantizers.as_real(x)
         largest = _finite.largest(values)
         noise = jnp.zeros((), jnp.uint32)
         if self.rounding == "stochastic":
@@ -199,7 +168,14 @@ class RangeFloat(Quantizer):
         return _quantizers.from_real(values, like)
 
     def _window(self, largest: jax.Array) -> Window:
-        return fitted_window(largest, 2**self.bits - 1, self.m, self.rounding)
+        """Return the symmetric window that reaches up to `largest`."""
+        shift, each = 23 - self.m, 2 ** (self.bits - 1) - 1
+        half, most = (1 << shift) >> 1, (1 << shift) - 1
+        up = {"nearest": half, "truncate": 0, "stochastic": most}[self.rounding]
+        number = (lax.bitcast_convert_type(largest, jnp.int32) + up) >> shift
+        # At least the smallest normal number, because accelerators flush subnormal numbers to zero.
+        base = jnp.maximum(jnp.minimum(number, _last(self.m)) - each + 1, 1 << self.m)
+        return Window(base, each, each, self.m)
 
 
 @value
@@ -217,11 +193,10 @@ class FixedRangeFloat(Quantizer):
       mantissa: as in `RangeFloat`.
       rounding: "nearest" or "truncate".
 
-    Wire: x float32[k] -> main uint32[ceil(kN/32)]; 2k for complex64[k], real parts first.
+    Wire: x float32[k] -> main uint32[ceil(kN/32)]; complex64[k] as float32[2k], real parts first.
 
     Claims: the errors of `RangeFloat` for eps <= |x| <= max; biased; not summable. Values out of
-      range, including NaN, saturate and are counted in `overflow`; the header carries the finite
-      flag.
+      range, including NaN, saturate and are counted in `overflow`; the header has a finite flag.
 
     Raises:
       ValueError: if the codes do not reach from eps to the ends of the range.
@@ -249,19 +224,15 @@ class FixedRangeFloat(Quantizer):
         low, high = self._range
         least = float(np.finfo(np.float32).tiny)
         eps = least if self.eps is None else self.eps
+        argument = "FixedRangeFloat(minimum, eps, maximum)"
         fine = math.isfinite(high - low) and least <= eps <= min(high, -low)
-        rule, remedy = (
-            "have minimum <= -eps < eps <= maximum, all finite",
-            "leave eps out to fit it.",
-        )
-        check(fine, "FixedRangeFloat(minimum, eps, maximum)", rule, (low, eps, high), remedy)
-        window = self._window()
-        fine = min(window.positive, window.negative) >= 1
-        fine = fine and window.positive + window.negative < 2**self.bits
+        rule = "have minimum <= -eps < eps <= maximum, all finite"
+        check(fine, argument, rule, (low, eps, high), "leave eps out to fit it.")
+        _, positive, negative, _ = self._window()
+        fine = min(positive, negative) >= 1 and positive + negative < 2**self.bits
         rule = f"take less than {2**self.bits} codes, and one at least on each side"
-        found = f"{window.positive} and {window.negative}"
         remedy = "use a more even range, a larger eps or more bits."
-        check(fine, "FixedRangeFloat(minimum, eps, maximum)", rule, found, remedy)
+        check(fine, argument, rule, f"{positive} and {negative}", remedy)
 
     @classmethod
     def tuned(cls, minimum: float, maximum: float, bits: int) -> "FixedRangeFloat":
@@ -289,7 +260,7 @@ class FixedRangeFloat(Quantizer):
         return (-self.maximum if self.minimum is None else self.minimum), self.maximum
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        values = _quantizers.as_real("FixedRangeFloat", x)
+        values = _quantizers.as_real(x)
         low, high = self._range
         inside = (values >= low) & (values <= high)
         overflow = values.size - _positions.count(*_codes.pack_masks(inside))
@@ -301,4 +272,11 @@ class FixedRangeFloat(Quantizer):
         return _quantizers.from_real(self._window().decode(codes), like)
 
     def _window(self) -> Window:
-        return fixed_window(self._range, self.eps, 2**self.bits - 1, self.m, self.rounding)
+        """Return the window of the range; without eps, the one that uses all codes."""
+        m, rounds = self.m, self.rounding == "nearest"
+        bottom, top = (_number_of(abs(end), m, rounds=rounds) for end in self._range)
+        if self.eps is None:
+            base = max(-((2**self.bits - top - bottom - 3) // 2), 1 << m)
+        else:
+            base = _number_of(self.eps, m, rounds=False)
+        return Window(base, top - base + 1, bottom - base + 1, m)

@@ -1,6 +1,5 @@
 """Transforms of matrices in tiles: the cosine transform, and a reordering by tiles."""
 
-import math
 from typing import NamedTuple
 
 import jax
@@ -10,11 +9,11 @@ from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Sparse, Step, Transform
 from fftgrad._values import check, value
-from fftgrad.codecs import _transforms
+from fftgrad.codecs import _quantizers, _transforms
 from fftgrad.ops import _shapes
+from fftgrad.ops._rounding import times
 
 Shape = tuple[int, int]
-
 
 MAX_BLOCK = 1024
 
@@ -26,17 +25,6 @@ class Tiling(NamedTuple):
     high: int
     wide: int
 
-    @classmethod
-    def of(cls, shape: Shape, block: int) -> "Tiling":
-        """Choose tiles of at most block by block values; pad a shorter axis to a power of two."""
-        high, wide = (1 if n == 1 else _transforms.fit(block, n) for n in shape)
-        return cls(shape, high, wide)
-
-    @property
-    def size(self) -> int:
-        """Number of values of a tile."""
-        return self.high * self.wide
-
     @property
     def grid(self) -> Shape:
         """Number of tiles down and across."""
@@ -44,10 +32,9 @@ class Tiling(NamedTuple):
 
     def cut(self, x: jax.Array, owner: object) -> jax.Array:
         """Cut a matrix into [tiles down, rows of a tile, tiles across, columns of a tile]."""
-        owner, rule = f"{owner!r}.compress(x)", f"have {math.prod(self.shape)} values"
-        remedy = "give each part the transform of its own shape, by a rule."
-        check(x.size == math.prod(self.shape), owner, rule, x.size, remedy)
         (rows, columns), (down, across) = self.shape, self.grid
+        rule, remedy = f"have {rows * columns} values", "give each part its own shape, by a rule."
+        check(x.size == rows * columns, f"{owner!r}.compress(x)", rule, x.size, remedy)
         fill = [(0, down * self.high - rows), (0, across * self.wide - columns)]
         matrix = jnp.pad(x.reshape(self.shape), fill)
         return matrix.reshape(down, self.high, across, self.wide)
@@ -63,20 +50,37 @@ class Tiling(NamedTuple):
         return matrix[:rows, :columns].ravel()
 
 
-def shape_of(like: Like) -> Shape:
-    """Return the shape of a leaf as a matrix, whose columns are its last axis."""
-    return math.prod(like.shape[:-1]), like.shape[-1] if like.shape else 1
+@value
+class _Tiled(Transform):
+    """Transform of the tiles of a matrix, or of blocks of the vector."""
+
+    block: int = 64
+    shape: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        _transforms.check_block(type(self).__name__, self.block, MAX_BLOCK)
+
+    @property
+    def tile_size(self) -> int:
+        """Number of values of a tile, or of a block if there is no shape."""
+        tiling = self._tiling(self.block)
+        return tiling.high * tiling.wide
+
+    def _tiling(self, n: int) -> Tiling:
+        """Choose tiles of at most block by block values; pad a shorter axis to a power of two."""
+        shape = self.shape or (1, n)
+        high, wide = (1 if size == 1 else _transforms.fit(self.block, size) for size in shape)
+        return Tiling(shape, high, wide)
 
 
 @value
-class Tiles(Transform):
+class Tiles(_Tiled):
     """Transform: the values of a matrix, unchanged, in the order of its tiles.
 
     A chunk selector, `ChunkTopK(chunk=transform.tile_size)`, then selects within each tile.
 
     Args:
-      block: largest side of a tile, a power of two up to 1024. A shorter axis is one tile of the
-        next power of two.
+      block: largest side of a tile, a power of two up to 1024. A shorter axis is one tile, padded.
       shape: rows and columns of the matrix, as in `Dct`. None: blocks in place of tiles.
 
     Wire: x float32[n] -> main float32[tiles · tile_size], padded with zeros.
@@ -93,19 +97,8 @@ class Tiles(Transform):
       Sarfi et al., 2025, arXiv:2508.15706 (SparseLoCo).
     """
 
-    block: int = 64
-    shape: tuple[int, int] | None = None
-
-    def __post_init__(self) -> None:
-        _transforms.check_block("Tiles", self.block, MAX_BLOCK)
-
-    @property
-    def tile_size(self) -> int:
-        """Number of values of a tile, or of a block if there is no shape."""
-        return Tiling.of(self.shape or (1, self.block), self.block).size
-
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        _transforms.check_vector("Tiles", x)
+        _quantizers.check_real("Tiles", x)
         tiles = self._tiling(x.size).cut(x, self)
         return Compressed(Payload(jnp.swapaxes(tiles, 1, 2).ravel()))
 
@@ -113,12 +106,9 @@ class Tiles(Transform):
         tiling = self._tiling(like.shape[0])
         return tiling.join(jnp.swapaxes(tiling.apart(payload.main), 1, 2))
 
-    def _tiling(self, n: int) -> Tiling:
-        return Tiling.of(self.shape or (1, n), self.block)
-
 
 @value
-class Dct(Transform):
+class Dct(_Tiled):
     """Transform: the orthonormal cosine transform (DCT-II) of blocks of the vector, or of tiles.
 
     The vector is padded with zeros to blocks of b values, and a block x becomes
@@ -140,7 +130,7 @@ class Dct(Transform):
     Wire: x float32[n] -> main float32[b · ceil(n/b)], or float32[tiles · tile_size].
 
     Claims: summable; unbiased and lossless up to rounding. One non-finite value makes its whole
-      block or tile non-finite, as may finite values beyond 2^128 / √b. The step is then bad.
+      block or tile non-finite, as may finite values beyond 2^128 / √b.
 
     Differs from the paper: DeMo cuts an axis at its largest divisor up to 64. For a prime length
       this is 1, no transform at all. Here axes are padded.
@@ -155,34 +145,22 @@ class Dct(Transform):
       Quesnelle and Kingma, 2024, arXiv:2411.19870 (DeMo).
     """
 
-    block: int = 64
-    shape: tuple[int, int] | None = None
-
-    def __post_init__(self) -> None:
-        _transforms.check_block("Dct", self.block, MAX_BLOCK)
-
-    @property
-    def tile_size(self) -> int:
-        """Number of values of a tile, or of a block if there is no shape."""
-        return Tiling.of(self.shape or (1, self.block), self.block).size
-
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        _transforms.check_vector("Dct", x)
+        _quantizers.check_real("Dct", x)
         if self.shape is not None:
-            tiling = Tiling.of(self.shape, self.block)
-            return Compressed(
-                Payload(_both("aibj,ik,jl->abkl", tiling.cut(x, self), tiling).ravel())
-            )
+            tiling = self._tiling(x.size)
+            y = _both("aibj,ik,jl->abkl", tiling.cut(x, self), tiling)
+            return Compressed(Payload(y.ravel()))
         waves = basis(self.reach(x.size))
         rows = _shapes.rows(x, len(waves))
         return Compressed(Payload(_product(rows, waves).ravel()))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        (n,) = like.shape
         if self.shape is not None:
-            tiling = Tiling.of(self.shape, self.block)
+            tiling = self._tiling(n)
             tiles = tiling.apart(payload.main)
             return tiling.join(_both("abkl,ik,jl->aibj", tiles, tiling))
-        (n,) = like.shape
         waves = basis(self.reach(n))
         return _product(payload.main.reshape(-1, len(waves)), waves.T).ravel()[:n]
 
@@ -193,7 +171,7 @@ class Dct(Transform):
         (n,) = like.shape
         b = self.reach(n)
         inverse = basis(b).T
-        return _transforms.at_blocks(coefficients, n, lambda r: _transforms.times(r, inverse), b, b)
+        return _transforms.at_blocks(coefficients, n, lambda r: times(r, inverse), b, b)
 
 
 def basis(b: int) -> np.ndarray:
@@ -205,7 +183,7 @@ def basis(b: int) -> np.ndarray:
 
 
 def _product(rows: jax.Array, matrix: np.ndarray) -> jax.Array:
-    return _transforms.by_chunks(lambda r: _transforms.times(r, matrix), rows)
+    return _transforms.by_chunks(lambda r: times(r, matrix), rows)
 
 
 def _both(spec: str, tiles: jax.Array, tiling: Tiling) -> jax.Array:

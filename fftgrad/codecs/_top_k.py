@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
+from fftgrad._contracts import Codec, Compressed, Like, Payload, PyTree, Selector, Sparse, Step
 from fftgrad._values import check, check_count, check_type, check_within, value
 from fftgrad.ops import _codes, _finite, _platform, _positions, _random, _selection, _shapes
 
@@ -48,13 +48,25 @@ def kept(fraction: float | None, k: int | None, n: int) -> int:
     return max(1, math.ceil(round((fraction or 0.0) * n, 6)))
 
 
-def shard_k(k: int | None, parts: int) -> int | None:
-    """Return the number to keep in each of several equal parts of a vector that keeps k."""
-    return None if k is None else -(-k // parts)
+@value
+class _Share(Selector):
+    """Selector of a share of all coefficients, or of a number of them."""
+
+    fraction: float | None = None
+    k: int | None = None
+
+    def __post_init__(self) -> None:
+        check_size(type(self).__name__, self.fraction, self.k)
+
+    def shard(self, parts: int) -> Codec:
+        return dataclasses.replace(self, k=None if self.k is None else -(-self.k // parts))
+
+    def _k(self, n: int) -> int:
+        return kept(self.fraction, self.k, n)
 
 
 @value
-class TopK(Selector):
+class TopK(_Share):
     """Selector: keep the k coefficients of largest magnitude.
 
     For x in R^n or C^n let S be the positions of the k largest |x_i|; ties go to the lowest
@@ -67,12 +79,11 @@ class TopK(Selector):
       k: number of coefficients kept, in place of `fraction`; all n if n < k.
 
     Wire: x float32[n] | complex64[n] -> main of that dtype [k]; side the smaller of
-      k(2 + floor(log2(n/k)))/8 (Elias-Fano) and n/8 (bitmap) bytes; nothing if k = n.
+      k(2 + log2(n/k))/8 (Elias-Fano) and n/8 (bitmap) bytes; nothing if k = n.
 
     Claims: biased; not summable; ||x - C(x)||² <= (1 - k/n) ||x||².
 
-    Differs from the paper: the paper always sends a bitmap, and selects exactly by a sort or
-      approximately by buckets.
+    Differs from the paper: it always sends a bitmap, and selects by a sort or roughly by buckets.
 
     Example:
       >>> fg.compress(fg.TopK(fraction=0.5), jnp.array([1.0, -4.0, 2.0, 0.5])).main
@@ -83,12 +94,6 @@ class TopK(Selector):
       Heafield, EMNLP 2017, arXiv:1704.05021.
     """
 
-    fraction: float | None = None
-    k: int | None = None
-
-    def __post_init__(self) -> None:
-        check_size("TopK", self.fraction, self.k)
-
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         k = self._k(x.size)
         if k == x.size:
@@ -97,9 +102,6 @@ class TopK(Selector):
         x = lax.optimization_barrier(x)
         positions, code = _positions.encode(_selection.largest(*_selection.keys(x), k), k, x.size)
         return Compressed(Payload(x[positions], code))
-
-    def shard(self, parts: int) -> "TopK":
-        return dataclasses.replace(self, k=shard_k(self.k, parts))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         (n,) = like.shape
@@ -116,9 +118,6 @@ class TopK(Selector):
             return jnp.arange(n, dtype=jnp.int32)
         return _positions.decode(side, self._k(n), n)
 
-    def _k(self, n: int) -> int:
-        return kept(self.fraction, self.k, n)
-
 
 @value
 class ChunkTopK(Selector):
@@ -133,7 +132,7 @@ class ChunkTopK(Selector):
       k: number kept of each chunk, 1 <= k <= chunk.
 
     Wire: x float32[n] | complex64[n] -> main of that dtype [m], m = k · ceil(n/c); side at most
-      m · min(ceil(log2 c), 2 + floor(log2 c/k)) bits of positions; 0 if k = c.
+      m · min(ceil(log2 c), 2 + log2 c/k) bits of positions; 0 if k = c.
 
     Claims: biased; not summable; ||x - C(x)||² <= (1 - k/c) ||x||².
 
@@ -143,15 +142,13 @@ class ChunkTopK(Selector):
       Array([ 0. , -4. ,  0.2,  0. ], dtype=float32)
 
     References:
-      Chen et al., NeurIPS 2020, arXiv:2104.11125 (ScaleCom). Peng, Quesnelle and Kingma, 2024,
-      arXiv:2411.19870 (DeMo).
+      Chen et al., NeurIPS 2020, arXiv:2104.11125 (ScaleCom). Peng et al., 2024, arXiv:2411.19870.
     """
 
     chunk: int
     k: int = 1
 
     def __post_init__(self) -> None:
-        check_count("ChunkTopK(chunk)", self.chunk, "use ChunkTopK(chunk=64).", least=2)
         check_count("ChunkTopK(k)", self.k, "use k=1.", 1, self.chunk)
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
@@ -162,21 +159,32 @@ class ChunkTopK(Selector):
             offsets = jnp.argmax(rows, axis=1)[:, None]
         else:
             # Values that are not finite become the largest.
+            keys = jnp.minimum(rows, jnp.uint32(0x7F800000))
             by_top_k = functools.partial(_by_top_k, k=k)
             by_digits = functools.partial(_selection.largest_of_rows, k=k)
-            keys = jnp.minimum(rows, jnp.uint32(0x7F800000))
-            offsets = (
-                by_top_k(keys)
-                if k <= FAST
-                else _platform.dependent(keys, cpu=by_top_k, default=by_digits)
-            )
-        side = _encode_offsets(offsets.astype(jnp.int32), chunk)
+            choose = functools.partial(_platform.dependent, cpu=by_top_k, default=by_digits)
+            offsets = (by_top_k if k <= FAST else choose)(keys)
+        offsets, chunks = offsets.astype(jnp.int32), len(offsets)
+        side: PyTree = ()
+        if k < chunk and _have_offsets(chunks, chunk, k):
+            side = _codes.pack(offsets.astype(jnp.uint32).ravel(), (chunk - 1).bit_length())
+        elif k < chunk:
+            starts = chunk * jnp.arange(chunks, dtype=jnp.int32)[:, None]
+            ascending = (starts + offsets).ravel()
+            side = _positions.encode_positions(ascending, chunks * k, chunks * chunk)
         places = self.positions(side, x.size, step)
         return Compressed(Payload(jnp.take(x, places, mode="fill", fill_value=0), side))
 
     def positions(self, side: PyTree, n: int, step: Step) -> jax.Array:
         chunk, k = self._sizes(n)
-        return _decode_offsets(side, -(-n // chunk), chunk, k)
+        chunks = -(-n // chunk)
+        numbers = jnp.arange(chunks * k, dtype=jnp.int32)
+        if k == chunk:
+            return numbers
+        if _have_offsets(chunks, chunk, k):
+            offsets = _codes.unpack(side, (chunk - 1).bit_length(), chunks * k).astype(jnp.int32)
+            return chunk * (numbers // k) + jnp.minimum(offsets, chunk - 1)
+        return _positions.decode(side, chunks * k, chunks * chunk)
 
     def _sizes(self, n: int) -> tuple[int, int]:
         chunk = min(self.chunk, max(2, n))
@@ -194,28 +202,6 @@ def _by_top_k(keys: jax.Array, k: int) -> jax.Array:
     return jnp.sort(positions, axis=1)
 
 
-def _encode_offsets(offsets: jax.Array, chunk: int) -> PyTree:
-    """Encode ascending offsets int32[chunks, k] within chunks of `chunk` values."""
-    chunks, k = offsets.shape
-    if k == chunk:
-        return ()
-    if _have_offsets(chunks, chunk, k):
-        return _codes.pack(offsets.astype(jnp.uint32).ravel(), (chunk - 1).bit_length())
-    starts = chunk * jnp.arange(chunks, dtype=jnp.int32)[:, None]
-    return _positions.encode_positions((starts + offsets).ravel(), chunks * k, chunks * chunk)
-
-
-def _decode_offsets(side: PyTree, chunks: int, chunk: int, k: int) -> jax.Array:
-    """Decode the positions int32[chunks · k] in the whole vector."""
-    numbers = jnp.arange(chunks * k, dtype=jnp.int32)
-    if k == chunk:
-        return numbers
-    if _have_offsets(chunks, chunk, k):
-        offsets = _codes.unpack(side, (chunk - 1).bit_length(), chunks * k).astype(jnp.int32)
-        return chunk * (numbers // k) + jnp.minimum(offsets, chunk - 1)
-    return _positions.decode(side, chunks * k, chunks * chunk)
-
-
 def _have_offsets(chunks: int, chunk: int, k: int) -> bool:
     """Return True if offsets are shorter than a code of all positions."""
     apart = _codes.words_for(chunks * k, (chunk - 1).bit_length())
@@ -223,7 +209,7 @@ def _have_offsets(chunks: int, chunk: int, k: int) -> bool:
 
 
 @value
-class RandomK(Selector):
+class RandomK(_Share):
     """Selector: keep k coefficients at random positions, equal on all workers.
 
     The vector is cut into k intervals of about n/k values, and one position is drawn in each from
@@ -251,12 +237,7 @@ class RandomK(Selector):
       Stich, Cordonnier and Jaggi, NeurIPS 2018, arXiv:1809.07599.
     """
 
-    fraction: float | None = None
-    k: int | None = None
     rescale: bool = False
-
-    def __post_init__(self) -> None:
-        check_size("RandomK", self.fraction, self.k)
 
     @property
     def summable(self) -> bool:
@@ -272,9 +253,6 @@ class RandomK(Selector):
         kept = x[positions] * (width.astype(x.dtype) if self.rescale else 1.0)
         return Compressed(Payload(kept + _finite.poison(x).astype(x.dtype)))
 
-    def shard(self, parts: int) -> "RandomK":
-        return dataclasses.replace(self, k=shard_k(self.k, parts))
-
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         (n,) = like.shape
         kept = Sparse(self.positions((), n, step), payload.main)
@@ -288,7 +266,7 @@ class RandomK(Selector):
 
     def _draw(self, n: int, step: Step) -> tuple[jax.Array, jax.Array]:
         """Return the positions and the widths of their intervals, the inverse probabilities."""
-        k = kept(self.fraction, self.k, n)
+        k = self._k(n)
         width, longer = divmod(n, k)
         interval = jnp.arange(k, dtype=jnp.int32)
         start = interval * width + jnp.minimum(interval, longer)

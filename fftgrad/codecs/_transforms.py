@@ -10,8 +10,9 @@ from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Sparse, Step, Transform
 from fftgrad._values import check, check_count, value
+from fftgrad.codecs._quantizers import check_real
 from fftgrad.ops import _count, _random, _shapes
-from fftgrad.ops._rounding import saturating_cast
+from fftgrad.ops._rounding import saturating_cast, times
 
 CHUNK = 1 << 28
 """Values per transform call, 1 GiB. Input, output and scratch space then stay below 4 GiB, cuFFT's
@@ -30,12 +31,6 @@ def fit(block: int, n: int) -> int:
     return min(block, 1 << max(1, (n - 1).bit_length()))
 
 
-def check_vector(owner: str, x: jax.Array) -> None:
-    fine, found = x.dtype == jnp.float32 and x.ndim == 1, f"{x.dtype}{list(x.shape)}"
-    remedy = f"put {owner} first in the chain."
-    check(fine, f"{owner}.compress(x)", "be a float32 vector", found, remedy)
-
-
 def by_chunks(transform: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
     """Apply a row-wise transform in pieces of at most CHUNK values."""
     limit = max(1, CHUNK // rows.shape[1])
@@ -46,12 +41,6 @@ def by_chunks(transform: Callable[[jax.Array], jax.Array], rows: jax.Array) -> j
     padded = jnp.pad(rows, ((0, pieces * size - rows.shape[0]), (0, 0)))
     out = lax.map(transform, padded.reshape(pieces, size, -1))
     return out.reshape(pieces * size, -1)[: rows.shape[0]]
-
-
-def times(rows: jax.Array, matrix: np.ndarray) -> jax.Array:
-    """Multiply each row by a matrix in full float32 precision."""
-    # Accelerators round factors to fewer bits by default, which breaks the isometry.
-    return jnp.matmul(rows, matrix, precision=lax.Precision.HIGHEST)
 
 
 def at_blocks(
@@ -110,21 +99,18 @@ class Fft(Transform):
 
         z_0 = c_0 + i c_{b/2},   z_j = √2 c_j   (0 < j < b/2).
 
-    x -> z is an isometry: Σ|z_j|² = Σ x_t². So the squared error is the sum of |z_j|² over the
-    dropped coefficients.
+    x -> z is an isometry: Σ|z_j|² = Σ x_t². The squared error is the sum of the dropped |z_j|².
 
     Args:
       block: length b of a block, a power of two up to 2^28; a shorter vector is one block of the
         next power of two. None: one block for the whole vector, padded to the next even number
         whose prime factors are 2, 3, 5 and 7; beyond 2^28 values, few equal blocks.
-      half: round the vector to float16 before the transform. Values saturate at ±65504 and are
-        counted.
+      half: round the vector to float16 first. Values saturate at ±65504 and are counted.
 
     Wire: x float32[n] -> main complex64[b/2 · ceil(n/b)].
 
     Claims: summable; unbiased and lossless up to rounding, unless `half`. One non-finite value
-      makes its whole block non-finite, as may finite values beyond 2^128 / √b. The step is then
-      bad.
+      makes its whole block non-finite, as may finite values beyond 2^128 / √b.
 
     Differs from the paper: the paper transforms the whole gradient (`block=None, half=True`).
 
@@ -149,31 +135,27 @@ class Fft(Transform):
         return not self.half
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        check_vector("Fft", x)
+        check_real("Fft", x)
         overflow: jax.Array | int = 0
         if self.half:
             narrow, overflow = saturating_cast(x, jnp.float16)
             x = narrow.astype(jnp.float32)
-        block = self._block(x.size)
-        rows = _shapes.rows(x, block)
+        rows = _shapes.rows(x, self.reach(x.size))
         return Compressed(Payload(_slots(rows).ravel()), overflow)
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         (n,) = like.shape
-        return _inverse(payload.main.reshape(-1, self._block(n) // 2)).ravel()[:n]
+        return _inverse(payload.main.reshape(-1, self.reach(n) // 2)).ravel()[:n]
 
     def reach(self, n: int) -> int:
-        return self._block(n)
-
-    def at_blocks(self, coefficients: Sparse, like: Like, step: Step) -> Sparse:
-        (n,) = like.shape
-        b = self._block(n)
-        return at_blocks(coefficients, n, _inverse, b, b // 2)
-
-    def _block(self, n: int) -> int:
         if self.block is None:
             return _next_smooth(-(-n // -(-n // CHUNK)))
         return fit(self.block, n)
+
+    def at_blocks(self, coefficients: Sparse, like: Like, step: Step) -> Sparse:
+        (n,) = like.shape
+        b = self.reach(n)
+        return at_blocks(coefficients, n, _inverse, b, b // 2)
 
 
 def _slots(rows: jax.Array) -> jax.Array:
@@ -236,15 +218,14 @@ class Hadamard(Transform):
     coefficients of a block become similar in magnitude, which suits a quantizer with one scale.
 
     Args:
-      block: length b of a block, a power of two up to 2^24; a shorter vector is one block of the
-        next power of two.
+      block: length b of a block, a power of two up to 2^24; a shorter vector is one block, padded.
       signs: True to flip signs at random first, drawn from `step.shared`, equal on all workers.
         Without flips, H maps some vectors, such as a constant, to a single coefficient.
 
     Wire: x float32[n] -> main float32[b · ceil(n/b)]. Signs are not sent.
 
     Claims: summable; unbiased and lossless up to rounding; an isometry. One non-finite value makes
-      its whole block non-finite, as may finite values beyond 2^128 / √b. The step is then bad.
+      its whole block non-finite, as may finite values beyond 2^128 / √b.
 
     Differs from the paper: DRIVE rotates whole vectors, this codec blocks of fixed length.
 
@@ -264,7 +245,7 @@ class Hadamard(Transform):
         check_block("Hadamard", self.block, MOST)
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        check_vector("Hadamard", x)
+        check_real("Hadamard", x)
         rows = _shapes.rows(x, fit(self.block, x.size))
         if self.signs:
             rows = self._flip(rows, step)

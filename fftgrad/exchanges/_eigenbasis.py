@@ -10,9 +10,9 @@ from jax import lax
 from fftgrad._contracts import Averaged, Comm, Exchange, Like, PyTree, Scope, State
 from fftgrad._values import check, check_count, check_within, value
 from fftgrad.exchanges import _parts
-from fftgrad.exchanges._low_rank import times
 from fftgrad.exchanges._recipe import check_exchange
 from fftgrad.ops import _count, _finite, _shapes
+from fftgrad.ops._rounding import times
 
 FLOOR = 1e-3
 """Least variance of a direction, in units of the mean variance."""

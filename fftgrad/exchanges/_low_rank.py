@@ -14,6 +14,7 @@ from fftgrad._contracts import Averaged, Comm, Exchange, Like, PyTree, Scope, St
 from fftgrad._values import check_count, value
 from fftgrad.exchanges import _parts
 from fftgrad.ops import _shapes
+from fftgrad.ops._rounding import times
 
 
 def matrix_shape(like: Like, rank: int) -> tuple[int, int] | None:
@@ -104,12 +105,6 @@ def iterate(
 def product(left: jax.Array, right: jax.Array) -> jax.Array:
     """Return the matrix of two factors."""
     return times(left, right.T)
-
-
-def times(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Multiply matrices in full float32 precision."""
-    # Accelerators round factors to fewer bits by default, and feedback would add that error.
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 class PowerSgdState(NamedTuple):

@@ -1,8 +1,7 @@
 """Methods: published algorithms as combinations of parts.
 
 Each method returns a `Recipe`, which `compressed_pmean` turns into a transformation. Methods named
-`scale_by_` are transformations themselves, as in optax. May import everything but `optimizers` and
-`tools`.
+`scale_by_` are transformations. May import everything but `optimizers` and `tools`.
 """
 
 from fftgrad.methods._fft_sparsification import (

@@ -10,17 +10,9 @@ import numpy as np
 import optax
 from jax import lax
 
-from fftgrad import _axes
+from fftgrad import _axes, codecs, exchanges
 from fftgrad._contracts import AxisName, Exchange, Memory
-from fftgrad._values import check_within
-from fftgrad.codecs._chain import chain
-from fftgrad.codecs._range_float import RangeFloat
-from fftgrad.codecs._top_k import TopK
-from fftgrad.codecs._transforms import Fft
-from fftgrad.exchanges._all_gather import AllGather
-from fftgrad.exchanges._all_reduce import AllReduce
-from fftgrad.exchanges._recipe import Recipe
-from fftgrad.exchanges._schedule import Ladder, Scheduled, next_level
+from fftgrad._values import check, check_type, check_within
 from fftgrad.memories import NoMemory
 from fftgrad.training._gradients import weighted
 from fftgrad.training._pmean import CompressedPmeanState
@@ -34,21 +26,17 @@ def fft_sparsification(
     recover: Sequence[float] = (),
     *,
     memory: Memory = NoMemory(),
-) -> Recipe:
+) -> exchanges.Recipe:
     """Method: keep the largest frequencies of the gradient, in few bits each.
 
     The paper's symbols, and the parts here:
 
-        g, linearized           all leaves as one float32 vector      compressed_pmean
         cast to fp16            rounded before the transform          Fft(half=True)
         FFT of g                one real transform of the vector      Fft(block=None)
         θ, dropped share        the smallest θ of the moduli          TopK(fraction=1 - theta)
         N, m, eps, min, max     range-based N-bit float               RangeFloat(bits)
         status, bitmap, pack    indices in Elias-Fano or bitmap       TopK
         allgather, average      one collective, one inverse FFT       AllGather
-        no error feedback       the rest is lost                      NoMemory()
-        diminishing θ           another θ from given steps on         Scheduled
-        recovery                a smaller θ when it is needed         Ladder
 
     Args:
       theta: share of the frequencies dropped, 0 <= theta < 1; the paper's runs use 0.85.
@@ -69,8 +57,7 @@ def fft_sparsification(
 
     Differs from the paper: rounds to nearest in a range fitted to each payload (the paper
       truncates, in [-1, 1]); Elias-Fano indices if smaller than a bitmap; exact selection; no
-      broadcast of the parameters every 10 steps, because replicas are bit-identical; θ = 0 is a
-      dense all-reduce.
+      broadcast of the parameters every 10 steps, because replicas are bit-identical.
 
     Raises:
       ValueError: if both `theta_schedule` and `recover` are given.
@@ -83,25 +70,24 @@ def fft_sparsification(
     """
 
     def exchange(theta: float) -> Exchange:
-        check_within("fft_sparsification(theta)", theta, "[0, 1)", "the paper uses 0.85.")
         if theta == 0:
-            return AllReduce()
-        fft = Fft(block=block, half=True)
-        return AllGather(chain(fft, TopK(fraction=1.0 - theta), RangeFloat(bits=bits)))
-
-    if recover and theta_schedule is not None:
-        raise ValueError(
-            "fft_sparsification(theta_schedule, recover): must not both be given, got "
-            f"{theta_schedule} and {tuple(recover)}; leave one out."
+            return exchanges.AllReduce()
+        fft = codecs.Fft(block=block, half=True)
+        return exchanges.AllGather(
+            codecs.chain(fft, codecs.TopK(fraction=1.0 - theta), codecs.RangeFloat(bits=bits))
         )
+
+    argument, given = "fft_sparsification(theta_schedule, recover)", (theta_schedule, recover)
+    one = theta_schedule is None or not recover
+    check(one, argument, "not both be given", given, "leave one out.")
     if recover:
-        chosen = Ladder(tuple(map(exchange, (theta, *recover))))
+        chosen = exchanges.Ladder(tuple(map(exchange, (theta, *recover))))
     elif theta_schedule is not None:
         thetas = {0: theta, **theta_schedule}
-        chosen = Scheduled({step: exchange(value) for step, value in thetas.items()})
+        chosen = exchanges.Scheduled({step: exchange(value) for step, value in thetas.items()})
     else:
         chosen = exchange(theta)
-    return Recipe(chosen, memory)
+    return exchanges.Recipe(chosen, memory)
 
 
 def diminishing_theta(
@@ -117,8 +103,7 @@ def diminishing_theta(
 
     Args:
       learning_rate: η, a number or an optax schedule. It is evaluated for all steps at once.
-      smoothness: L, the Lipschitz constant of the gradient; in practice θ_0² / η_0 for the first
-        theta θ_0.
+      smoothness: L, the Lipschitz constant of the gradient; in practice θ_0² / η_0.
       steps: number of steps of the schedule.
       thetas: the choices, in [0, 1); 0, a dense all-reduce, is always among them.
 
@@ -182,8 +167,7 @@ def recover_by_loss(
     """Transformation: move to the next level of a `Ladder` if the loss rises, and never back.
 
     After a step the level rises by one in two cases: the smoothed mean loss exceeds (1 + tolerance)
-    times its least value at this level, or the loss is not finite. A step with non-finite gradients
-    is skipped and does not count.
+    times its least value at this level, or the loss is not finite. Skipped steps do not count.
 
     Args:
       tx: `compressed_pmean` with a `Ladder`, such as
@@ -218,11 +202,9 @@ def recover_by_loss(
 
     def init(params: optax.Params) -> RecoverByLossState:
         inner: Any = tx.init(params)
-        if not isinstance(inner, CompressedPmeanState):
-            raise TypeError(
-                "recover_by_loss(tx): must be fg.compressed_pmean(...), got one with the state "
-                f"{type(inner).__name__}; chain the others after recover_by_loss."
-            )
+        rule, is_pmean = "be fg.compressed_pmean(...)", isinstance(inner, CompressedPmeanState)
+        remedy = "chain the others after recover_by_loss."
+        check_type(is_pmean, "recover_by_loss(tx)", rule, type(inner), remedy)
         none = jnp.full((), NONE, jnp.float32)
         return RecoverByLossState(inner, none, none)
 
@@ -235,10 +217,8 @@ def recover_by_loss(
         weight: jax.Array | float | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, Any]:
-        if value is None:
-            raise ValueError(
-                "recover_by_loss.update(value): must be the loss, got None; pass value=loss."
-            )
+        given = value is not None
+        check(given, "recover_by_loss.update(value)", "be the loss", value, "pass value=loss.")
         out: Any = tx.update(updates, state.inner, params, weight=weight, **extra)
         updates, inner = out
         loss = jnp.asarray(value, jnp.float32)
@@ -250,7 +230,7 @@ def recover_by_loss(
         worse = ~(smoothed <= state.best + tolerance * jnp.abs(state.best))
         worse = (state.best < NONE) & worse | ~jnp.isfinite(loss)
         seen = RecoverByLossState(
-            inner=next_level(inner, worse),
+            inner=exchanges.next_level(inner, worse),
             loss=jnp.where(worse, NONE, smoothed),
             best=jnp.where(worse, NONE, best),
         )

@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from fftgrad._contracts import Codec, Exchange, Like, Memory
-from fftgrad._values import check_count, value
-from fftgrad.codecs import _tiles
+from fftgrad._values import check, check_count, value
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs._levels import LloydMax, LogQuantizer
 from fftgrad.codecs._quantizers import MeanMagnitude, Sign, Ternary, UniformQuantizer
@@ -32,8 +31,7 @@ def acp_sgd(rank: int = 4, *, memory: Memory = ErrorFeedback()) -> Recipe:
       rank: columns of a factor; the paper uses 4 for ResNets and 32 for BERT.
       memory: the paper's feedback, without decay.
 
-    Wire: about 2 · rank · (rows + columns) bytes a matrix and 4 bytes for each value of other
-      leaves, in one all-reduce.
+    Wire: about 2 · rank · (rows + columns) bytes a matrix, 4 a dense value, in one all-reduce.
 
     Differs from the paper: as `AcpSgd` does.
 
@@ -94,7 +92,8 @@ class LargestOfTiles:
         self.transform(self.block)
 
     def __call__(self, name: str, like: Like) -> Codec:
-        transform = self.transform(self.block, shape=_tiles.shape_of(like))
+        rows, columns = math.prod(like.shape[:-1]), math.prod(like.shape[-1:])
+        transform = self.transform(self.block, shape=(rows, columns))
         chunk = max(2, transform.tile_size)
         return chain(transform, ChunkTopK(chunk, min(self.k, chunk)), self.quantizer)
 
@@ -161,8 +160,7 @@ def dgc(
       A `Recipe`, for an optimizer without momentum. The paper clips each worker's gradient first:
       put `fg.training.clip_by_local_norm(max_norm / workers**0.5)` before `compressed_pmean`.
 
-    Wire: fraction · n (34 + log2(1/fraction)) bits, and 4 bytes for each value of leaves of one
-      axis.
+    Wire: fraction · n (34 + log2(1/fraction)) bits; 4 bytes a value for leaves of one axis.
 
     Differs from the paper: sparse gradients keep their velocity (`MomentumCorrection`). Selection
       is exact; the paper takes the threshold of a sample. The optimizer applies the weight decay.
@@ -196,15 +194,13 @@ def eden(bits: int = 1, block: int = 4096, *, memory: Memory = NoMemory()) -> Re
     Claims: close to unbiased (`LloydMax`).
 
     Differs from the paper: rotates blocks instead of whole vectors. All workers rotate equally, so
-      that one inverse rotation serves all. If gradients are similar, their errors then average out
-      less.
+      that one inverse rotation serves all. Errors of similar gradients then average out less.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.eden(bits=2), axis_name="data")
 
     References:
-      Vargaftik et al., NeurIPS 2021, arXiv:2105.08339. Vargaftik et al., ICML 2022,
-      arXiv:2108.08842.
+      Vargaftik et al., NeurIPS 2021, arXiv:2105.08339; ICML 2022, arXiv:2108.08842.
     """
     codec = chain(Hadamard(block), LloydMax(bits, block))
     return Recipe(AllGather(codec), memory)
@@ -217,8 +213,7 @@ def power_sgd(rank: int = 2, *, memory: Memory = ErrorFeedback()) -> Recipe:
       rank: columns of a factor.
       memory: the paper's feedback, without decay.
 
-    Wire: 4 · rank · (rows + columns) bytes a matrix and 4 bytes for each value of other leaves, in
-      two all-reduces.
+    Wire: 4 · rank · (rows + columns) bytes a matrix, 4 a dense value, in two all-reduces.
 
     Differs from the paper: as `PowerSgd` does.
 
@@ -259,8 +254,7 @@ def random_k(fraction: float = 0.01, *, memory: Memory = ErrorFeedback()) -> Rec
 
     Args:
       fraction: share of the values sent, k = ceil(fraction · n).
-      memory: keeps unsent values. With `NoMemory()` the values are multiplied by n/k, so that the
-        mean is unbiased.
+      memory: keeps unsent values; for `NoMemory()` sent values are multiplied by n/k.
 
     Wire: 4k bytes in one all-reduce, no indices.
 
@@ -323,8 +317,7 @@ def redsync(
                          used for 5 steps: `Threshold(reuse=5)`
 
     If quantized, only values of one sign are selected, with the other sign in the next step, and
-    one mean replaces all of them: `AlternatingSign`, `Threshold` (exact below 4 MB),
-    `MeanMagnitude`.
+    one mean replaces all: `AlternatingSign`, `Threshold` (exact below 4 MB), `MeanMagnitude`.
 
     Args:
       fraction: share of each layer that is sent; the paper's 0.1 %.
@@ -338,8 +331,7 @@ def redsync(
       warm_up_steps: number of first steps that send everything dense, in an all-reduce.
 
     Returns:
-      A `Recipe`, for an optimizer without momentum. The paper clips each worker's gradient first,
-      as for `dgc`.
+      A `Recipe`, for an optimizer without momentum. The paper clips gradients first, as for `dgc`.
 
     Wire: one all-gather for all layers. Top-k: 34 + log2(1/fraction) bits a value. Threshold: a
       message of fixed capacity 2k that carries its true length. Values beyond the capacity stay in
@@ -460,18 +452,15 @@ def terngrad(
 
     Args:
       clip: bound of the values, in standard deviations of the layer; None does not clip.
-      dense: words in the paths of leaves that are not quantized; in the paper, the last
-        classification layer.
+      dense: words in the paths of leaves that are not quantized; in the paper, the last layer.
       workers: if given, the scale is shared, and an all-reduce sums the ternaries of that many
         workers (`QuantizedAllReduce`); `dense` must then be empty.
 
-    Wire: 1.6 bits a value and 4 bytes a layer; with a shared scale 4.6 bits a value for 8 workers,
-      in an all-reduce.
+    Wire: 1.6 bits a value and 4 bytes a layer; 4.6 bits a value in an all-reduce of 8 workers.
 
     Claims: unbiased without clipping.
 
-    Differs from the paper: 1.6 bits instead of 2; the scale of a clipped layer is its largest
-      magnitude (`Ternary`).
+    Differs from the paper: as `Ternary` does.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.terngrad(dense=("head",)), axis_name="data")
@@ -479,12 +468,11 @@ def terngrad(
     References:
       Wen et al., NeurIPS 2017, arXiv:1705.07878.
     """
-    if workers is not None and dense:
-        raise ValueError(
-            f"terngrad(dense): must be empty if workers is given, got {dense}; leave one out."
-        )
-    exchange: Exchange = AllGather(DenseByName(dense, Ternary(clip=clip)))
-    if workers is not None:
+    if workers is None:
+        exchange = AllGather(DenseByName(dense, Ternary(clip=clip)))
+    else:
+        rule = "be empty if workers is given"
+        check(not dense, "terngrad(dense)", rule, dense, "leave one out.")
         exchange = QuantizedAllReduce(workers=workers, clip=clip)
     return Recipe(exchange, bucketing=Bucketing("leaf"))
 
@@ -506,8 +494,7 @@ def top_k(
       transform: a linear transform before the selection, such as `Dct(block=64)`.
       memory: keeps unsent values; the paper's feedback, without decay.
 
-    Wire: k (32 + 2 + floor(log2(1/fraction))) bits, or `bits` instead of 32; float32 and int32
-      would take 64 k.
+    Wire: k (32 + 2 + floor(log2(1/fraction))) bits, or `bits` instead of 32.
 
     Differs from the paper: indices in Elias-Fano code.
 

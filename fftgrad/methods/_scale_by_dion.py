@@ -59,8 +59,7 @@ def scale_by_dion(
         update = √(out / in) P Qᵀ.
 
     The last axis of a kernel is `out`, as in JAX's layers, where y = x W. The product of all others
-    is `in`, so that of a convolution includes its window. The authors' weights are torch's
-    (out, in).
+    is `in`, so that of a convolution includes its window. The authors' weights are (out, in).
 
     A column of zeros in R is one in the update, and Q keeps its previous column. Some leaves are
     averaged in float32, in the first of the two all-reduces, and updated by `others`: vectors,
@@ -82,8 +81,7 @@ def scale_by_dion(
     Wire: 4 · rank · (rows + columns) bytes a matrix and 4 bytes for each value of other leaves, in
       two all-reduces, for any number of workers.
 
-    Claims: a step with a non-finite value gives an update of NaN, and leaves momenta, factors and
-      the state of `others` unchanged.
+    Claims: a step with a non-finite value gives an update of NaN and leaves the state unchanged.
 
     Differs from the paper: the orthonormal factor P belongs to `in`, because the kernel is the
       transpose of the authors' weight. A later version of their code orthonormalizes the factor of
@@ -162,10 +160,9 @@ class Directions(Exchange):
         matrices, dense = _low_rank.split(named, self.rank)
         lefts, rights, exact = _low_rank.iterate(matrices, state.shared, dense, comm)
         units = list(map(_of_length_one, rights))
-        directions = [
-            _scale(m) * _low_rank.product(p, q)
-            for m, p, q in zip(matrices, lefts, units, strict=True)
-        ]
+        scales = [(m.shape[1] / m.shape[0]) ** 0.5 for m in matrices]
+        unscaled = map(_low_rank.product, lefts, units)
+        directions = [scale * matrix for scale, matrix in zip(scales, unscaled, strict=True)]
         low_rank = map(_low_rank.product, lefts, rights)
         taken = [(1 - self.decay) * matrix for matrix in low_rank]
 
@@ -188,11 +185,6 @@ class Directions(Exchange):
         """Return the parts; flatten the named ones, so that they are not matrices."""
         parts = _parts.parts_of(x)
         return [part.value.ravel() if self.is_named(part.name) else part.value for part in parts]
-
-
-def _scale(matrix: jax.Array) -> float:
-    rows, columns = matrix.shape
-    return (columns / rows) ** 0.5
 
 
 def _of_length_one(factor: jax.Array) -> jax.Array:

@@ -7,14 +7,10 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fftgrad import _axes
+from fftgrad import _axes, codecs, exchanges
 from fftgrad._contracts import AxisName, PyTree
 from fftgrad._values import check_count
-from fftgrad.codecs._quantizers import Sign
-from fftgrad.exchanges._all_gather import AllGather
-from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._bucketing import Bucketing
-from fftgrad.exchanges._two_stage import TwoStage
 from fftgrad.memories import ErrorFeedback
 from fftgrad.ops import _count
 from fftgrad.training._gradients import ONE_VOTE, refuse_weight, weighted
@@ -32,8 +28,7 @@ def scale_by_majority_vote(
       axis_name: the axis of the workers.
 
     Returns:
-      An optax transformation whose updates are -1, 0 and 1. Chain `optax.scale` or `optax.sgd`
-      after it.
+      An optax transformation whose updates are -1, 0 and 1. Chain `optax.scale(-lr)` after it.
 
     Wire: 1 bit a value and 8 bytes.
 
@@ -70,7 +65,7 @@ def scale_by_majority_vote(
     return optax.with_extra_args_support(
         optax.chain(
             optax.GradientTransformationExtraArgs(optax.init_empty_state, vote),
-            compressed_pmean(AllGather(Sign()), axis_name=axis_name),
+            compressed_pmean(exchanges.AllGather(codecs.Sign()), axis_name=axis_name),
             optax.stateless(count),
         )
     )
@@ -114,13 +109,11 @@ def scale_by_one_bit_adam(
       axis_name: the axis of the workers.
 
     Returns:
-      An optax transformation that replaces `optax.scale_by_adam`: chain `optax.scale(-lr)` after
-      it.
+      A transformation in place of `optax.scale_by_adam`. Chain `optax.scale(-lr)` after it.
 
     Wire: 4n bytes a step during warm-up, then 1 bit a value in each of the two stages.
 
-    Claims: both errors are fed back. A step with a non-finite value gives a non-finite update, and
-      leaves the moments unchanged.
+    Claims: both errors are fed back. A bad step has a non-finite update and keeps the moments.
 
     Differs from the paper: one magnitude for each shard of a part, where the paper has one in all.
       Adam's bias correction stays, with that of v frozen at T, so that the step size does not jump.
@@ -133,9 +126,9 @@ def scale_by_one_bit_adam(
       Tang et al., ICML 2021, arXiv:2102.02888.
     """
     check_count("scale_by_one_bit_adam(warm_up_steps)", warm_up_steps, "use a tenth of training.")
-    dense: Any = compressed_pmean(AllReduce(), axis_name=axis_name)
+    dense: Any = compressed_pmean(exchanges.AllReduce(), axis_name=axis_name)
     compressed: Any = compressed_pmean(
-        TwoStage(Sign(), workers=workers),
+        exchanges.TwoStage(codecs.Sign(), workers=workers),
         ErrorFeedback(),
         axis_name=axis_name,
         bucketing=bucketing,

@@ -11,6 +11,7 @@ digit while no digit reaches the base, so packed small integers can travel throu
 
 import functools
 import math
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +28,10 @@ def words_for(count: int, bits: int) -> int:
 
 def pack(codes: jax.Array, bits: int) -> jax.Array:
     """Pack codes uint32[n], each below 2**bits, into uint32[words_for(n, bits)]."""
-    per_group, words_per_group = _group(bits)
-    if words_per_group == 1:
-        return pack_whole(codes, bits=bits)[0]
+    per_group = period(bits)
+    words_per_group = per_group * bits // 32
+    if 32 % bits == 0:
+        return _pack_whole(codes, bits=bits)[0]
     grouped = _shapes.rows(codes, per_group)
     columns = [jnp.zeros((grouped.shape[0],), jnp.uint32) for _ in range(words_per_group)]
     for j in range(per_group):
@@ -41,43 +43,35 @@ def pack(codes: jax.Array, bits: int) -> jax.Array:
     return jnp.stack(columns, axis=1).ravel()[: words_for(codes.size, bits)]
 
 
-def pack_whole(*codes: jax.Array, bits: int) -> tuple[jax.Array, ...]:
-    """Pack codes of a width that divides 32; masks are codes of one bit.
-
-    Codes computed from the same data are packed in one pass over it.
-    """
+def _pack_whole(*codes: jax.Array, bits: int) -> tuple[jax.Array, ...]:
+    """Pack codes of a width that divides 32, those of the same data in one pass over it."""
     per_word = 32 // bits
 
     def words(*codes: jax.Array) -> tuple[jax.Array, ...]:
-        return _words(bits, *(_shapes.rows(c, per_word) for c in codes))
+        shifts = bits * jnp.arange(per_word, dtype=jnp.uint32)[None]
+        shifted = [_shapes.rows(c, per_word).astype(jnp.uint32) << shifts for c in codes]
+        # One reduction with several results reads its operand once. Several reductions may not.
+        zeros = (np.uint32(0),) * len(codes)
+        return tuple(lax.reduce(tuple(shifted), zeros, _or_each, (1,)))
 
     return _shapes.whole_then_rest(words, per_word, *codes)
 
 
-def _words(bits: int, *rows: jax.Array) -> tuple[jax.Array, ...]:
-    shifts = bits * jnp.arange(32 // bits, dtype=jnp.uint32)[None]
-    shifted = tuple(row.astype(jnp.uint32) << shifts for row in rows)
-
-    def either(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        return tuple(x | y for x, y in zip(a, b, strict=True))
-
-    # One reduction with several results reads its operand once. Several reductions may not.
-    zeros = tuple(np.uint32(0) for _ in rows)
-    return tuple(lax.reduce(shifted, zeros, either, (1,)))
+def _or_each(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    return tuple(map(operator.or_, a, b))
 
 
 def unpack(words: jax.Array, bits: int, count: int) -> jax.Array:
     """Unpack uint32[words_for(count, bits)] into codes uint32[count]."""
-    per_group, words_per_group = _group(bits)
-    if words_per_group == 1:
+    per_group = period(bits)
+    if 32 % bits == 0:
         codes = words[:, None] >> bits * jnp.arange(per_group, dtype=jnp.uint32)[None]
         return codes.ravel()[:count] & jnp.uint32((1 << bits) - 1)
     group, place = np.uint32(per_group), np.uint32(bits)
     j = lax.iota(jnp.uint32, count)
     start = lax.rem(j, group) * place  # within a group, so that no bit position overflows
-    word = lax.convert_element_type(
-        lax.div(j, group) * np.uint32(words_per_group) + (start >> 5), jnp.int32
-    )
+    words_per_group = np.uint32(per_group * bits // 32)
+    word = lax.convert_element_type(lax.div(j, group) * words_per_group + (start >> 5), jnp.int32)
     offset = start & 31
     code = words[word] >> offset
     rest = words[jnp.minimum(word + 1, words.size - 1)] << (32 - offset & 31)
@@ -86,11 +80,8 @@ def unpack(words: jax.Array, bits: int, count: int) -> jax.Array:
 
 
 def pack_masks(*masks: jax.Array) -> tuple[jax.Array, ...]:
-    """Pack masks bool[n] into uint32[ceil(n / 32)]; position i is bit i % 32 of word i // 32.
-
-    Masks computed from the same data are packed in one pass over it.
-    """
-    return pack_whole(*masks, bits=1)
+    """Pack masks bool[n] into uint32[ceil(n / 32)]; position i is bit i % 32 of word i // 32."""
+    return _pack_whole(*masks, bits=1)
 
 
 def unpack_mask(words: jax.Array, count: int) -> jax.Array:
@@ -100,12 +91,7 @@ def unpack_mask(words: jax.Array, count: int) -> jax.Array:
 
 def period(bits: int) -> int:
     """Return the least number of codes that fill whole words."""
-    return _group(bits)[0]
-
-
-def _group(bits: int) -> tuple[int, int]:
-    common = math.gcd(bits, 32)
-    return 32 // common, bits // common
+    return 32 // math.gcd(bits, 32)
 
 
 PIECE = 1 << 16
@@ -127,10 +113,10 @@ def words_for_digits(count: int, base: int) -> int:
 def pack_digits(digits: jax.Array, base: int) -> jax.Array:
     """Pack digits uint32[n], each below `base`, into uint32[words_for_digits(n, base)]."""
     width = digits_per_word(base)
+    powers = np.array([[base**place for place in range(width)]], np.uint32)
 
     def words(digits: jax.Array) -> tuple[jax.Array]:
-        values = _shapes.rows(digits, width) * _powers(base)[None]
-        return (jnp.sum(values, axis=1, dtype=jnp.uint32),)
+        return (jnp.sum(_shapes.rows(digits, width) * powers, axis=1, dtype=jnp.uint32),)
 
     return _shapes.whole_then_rest(words, width, digits)[0]
 
@@ -159,8 +145,7 @@ def _digits(words: jax.Array, base: int) -> jax.Array:
     """Return all digits of words uint32[m], uint32[m, digits_per_word(base)].
 
     Division of integers is not vectorized. So a word is divided once, into halves that float32
-    holds exactly. Adding 0.5 before rounding down outweighs all rounding errors, and is too little
-    to reach the next digit.
+    holds exactly. Adding 0.5 outweighs all rounding errors, and does not reach the next digit.
     """
     width = digits_per_word(base)
     half = -(-width // 2)
@@ -175,7 +160,3 @@ def _digits(words: jax.Array, base: int) -> jax.Array:
 def _down(part: jax.Array, factor: np.ndarray | float) -> jax.Array:
     middle = part.astype(jnp.int32).astype(jnp.float32) + np.float32(0.5)
     return (middle * np.asarray(factor, np.float32)).astype(jnp.int32)
-
-
-def _powers(base: int) -> np.ndarray:
-    return np.array([base**j for j in range(digits_per_word(base))], np.uint32)

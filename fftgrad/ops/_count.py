@@ -6,6 +6,7 @@ elementwise passes, which fuse. They leave 1/128 of the values, few enough for q
 """
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,30 +50,26 @@ def rounded(count: jax.Array) -> jax.Array:
 def next_step(number: jax.Array, period: int = 1) -> jax.Array:
     """Return the number of the step after step `number`, int32[]; `MOST` is followed by about 2^30.
 
-    The number never becomes small again, so no schedule restarts. It changes in every step, so
-    random draws differ, and it keeps its phase in a period of steps.
+    So no schedule restarts, random draws differ, and the phase in a period of steps is kept.
     """
     back = max((1 << 30) // period, 1) * period
     return jnp.where(number == MOST, MOST + 1 - back, number + 1)
 
 
 def counts(masks: Sequence[jax.Array]) -> list[jax.Array]:
-    """Count the true values of each mask bool[rows, columns], int32[] each.
-
-    Masks computed from the same data are counted in one pass over it.
-    """
+    """Count the true values of masks bool[rows, columns] of the same data in one pass over it."""
     # Rows first, because XLA on a CPU reduces to few scalars on one thread.
     return _sums(_sums([mask.astype(jnp.int32) for mask in masks]))
 
 
 def _sums(columns: list[jax.Array]) -> list[jax.Array]:
     """Sum each array along its last axis."""
-    zeros = (np.int32(0),) * len(columns)
-    return list(lax.reduce(tuple(columns), zeros, _add, (columns[0].ndim - 1,)))
+    zeros, last = (np.int32(0),) * len(columns), columns[0].ndim - 1
+    return list(lax.reduce(tuple(columns), zeros, _add_each, (last,)))
 
 
-def _add(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    return tuple(x + y for x, y in zip(a, b, strict=True))
+def _add_each(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    return tuple(map(operator.add, a, b))
 
 
 ROW = 128
@@ -84,29 +81,24 @@ UNROLLED = 4
 
 def cumsum(x: jax.Array) -> jax.Array:
     """Return the inclusive running sums of int32[n]."""
-    return _platform.dependent(
-        x, cpu=functools.partial(_in_order, lax.add), default=_cumsum_at_once
-    )
+    return _platform.dependent(x, cpu=_cumsum_in_order, default=_cumsum_at_once)
 
 
 def _cumsum_at_once(x: jax.Array) -> jax.Array:
     # A separate sum is one kernel; the last column of the scanned rows would delay it.
     totals = jnp.sum(_shapes.rows(x, ROW), axis=1, dtype=jnp.int32)
-    few = totals.size <= QUADRATIC
-    before = _sums_before(totals) if few else lax.cumsum(totals) - totals
+    if totals.size <= QUADRATIC:
+        i = lax.iota(jnp.int32, totals.size)
+        earlier = jnp.where(i[None] < i[:, None], totals[None], 0)
+        before = jnp.sum(earlier, axis=1, dtype=jnp.int32)
+    else:
+        before = lax.cumsum(totals) - totals
     return (_scan_rows(x, lax.add) + before[:, None]).ravel()[: x.size]
-
-
-def _sums_before(x: jax.Array) -> jax.Array:
-    i = lax.iota(jnp.int32, x.size)
-    return jnp.sum(jnp.where(i[None] < i[:, None], x[None], 0), axis=1, dtype=jnp.int32)
 
 
 def cummax(x: jax.Array) -> jax.Array:
     """Return the running maxima of int32[n], all values at least 0."""
-    return _platform.dependent(
-        x, cpu=functools.partial(_in_order, lax.max), default=_cummax_at_once
-    )
+    return _platform.dependent(x, cpu=_cummax_in_order, default=_cummax_at_once)
 
 
 def _cummax_at_once(x: jax.Array) -> jax.Array:
@@ -121,6 +113,11 @@ def _in_order(combine: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array
         return carry, carry
 
     return lax.scan(step, _axes.vary_like(jnp.int32(0), x), x, unroll=UNROLLED)[1]
+
+
+# JAX keeps the traces of these two. New ones would be traced for each call.
+_cumsum_in_order = functools.partial(_in_order, lax.add)
+_cummax_in_order = functools.partial(_in_order, lax.max)
 
 
 def _scan_rows(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:

@@ -12,7 +12,7 @@ before it. On a CPU they are written and read one after the other, which takes a
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,20 +27,14 @@ WORD = 32
 
 
 class Writer(NamedTuple):
-    """A stream that is being written."""
+    """Stream of bits that is written."""
 
     words: jax.Array  # uint32[m + 1], complete before that of `place`
     place: jax.Array  # where the next code begins, int32[]
     pending: jax.Array  # what is known of the word of `place`, uint32[]
 
-    @classmethod
-    def of(cls, words: int, like: jax.Array) -> "Writer":
-        """An empty stream of so many words, which varies as `like` does."""
-        empty = jnp.zeros((words + 1,), jnp.uint32), jnp.int32(0), jnp.uint32(0)
-        return cls(*(_axes.vary_like(x, like) for x in empty))
-
     def put(self, bits: jax.Array, width: jax.Array) -> "Writer":
-        """With a code of `width` bits, at most 32; those above them are zero."""
+        """Append a code of `width` bits, at most 32; the bits above them are zero."""
         at, low = _word_and_bit(self.place)
         pending = self.pending | bits << low
         words = _stored(self.words, at, pending)
@@ -53,18 +47,13 @@ class Writer(NamedTuple):
 
 
 class Ones(NamedTuple):
-    """The places of bits that are set, read in order."""
+    """Reads the places of set bits, in order."""
 
     at: jax.Array  # which word is read, int32[]
     rest: jax.Array  # those of its bits that were not read yet, uint32[]
 
-    @classmethod
-    def of(cls, words: jax.Array) -> "Ones":
-        """Before the first."""
-        return cls(_axes.vary_like(jnp.int32(0), words), words[0])
-
     def next(self, words: jax.Array) -> tuple["Ones", jax.Array]:
-        """After one more, and its place; it is in this word or in the next one."""
+        """Return the place of the next set bit, in this word or in the next one."""
         over = self.rest == 0
         at = jnp.where(over, self.at + 1, self.at)
         rest = jnp.where(over, _loaded(words, at), self.rest)
@@ -72,11 +61,13 @@ class Ones(NamedTuple):
         return Ones(at, rest & rest - 1), WORD * at + below
 
 
-def read_bits(words: jax.Array, place: jax.Array, width: jax.Array) -> jax.Array:
-    """The `width` bits from a place on, at most 31, as int32."""
+def _read_bits(
+    word: Callable[[jax.Array], jax.Array], place: jax.Array, width: jax.Array
+) -> jax.Array:
+    """Return the `width` bits from a place on, at most 31, as int32."""
     at, low = _word_and_bit(place)
-    above = (_loaded(words, at + 1) << 1) << (WORD - 1 - low)
-    bits = _loaded(words, at) >> low | above
+    above = (word(at + 1) << 1) << (WORD - 1 - low)
+    bits = word(at) >> low | above
     return (bits & (jnp.uint32(1) << width.astype(jnp.uint32)) - 1).astype(jnp.int32)
 
 
@@ -94,12 +85,12 @@ def _loaded(words: jax.Array, at: jax.Array) -> jax.Array:
 
 
 def exponents(numbers: jax.Array, orders: jax.Array | int) -> jax.Array:
-    """The exponent e of each number int32, below 2**31 - 2**order, int32."""
+    """Return the exponent e of each number, int32, below 2**31 - 2**order."""
     return 31 - lax.clz((numbers >> orders) + 1)
 
 
 def words_for(count: jax.Array, exponents: jax.Array, orders: jax.Array) -> jax.Array:
-    """How many words codes take, from how many they are and the sums of exponents and orders."""
+    """Return the number of words of `count` codes with these sums of exponents and orders."""
     return -(-(exponents + count) // WORD) - (-(exponents + orders) // WORD)
 
 
@@ -109,10 +100,9 @@ def encode(
     used: jax.Array,
     words: int,
 ) -> jax.Array:
-    """Codes as words uint32[words]: of the first numbers of each column, then of the second, ...
+    """Encode columns int32[m] of numbers >= 0, row by row, as uint32[words]; see `words_for`.
 
-    Numbers are columns int32[m], not negative, of which the rows `used`, bool[m], are sent, in at
-    least as many words as `words_for` says.
+    Only the rows `used`, bool[m], are sent.
     """
     return _platform.dependent(
         tuple(numbers),
@@ -137,7 +127,8 @@ def _encode_in_order(
             rests = rests.put(rest, width)
         return (unary, rests), None
 
-    empty = Writer.of(words, used)
+    start = jnp.zeros((words + 1,), jnp.uint32), jnp.int32(0), jnp.uint32(0)
+    empty = Writer(*(_axes.vary_like(x, used) for x in start))
     (unary, rests), _ = lax.scan(write, (empty, empty), (numbers, used))
     return unary.end() | rests.end()[::-1]
 
@@ -156,11 +147,12 @@ def _encode_at_once(
     unary = stream = _axes.vary_like(jnp.zeros((words,), jnp.uint32), end)
     for (number, order), exponent in zip(columns, each, strict=True):
         end = end + exponent + 1
-        unary = _add(unary, end // WORD, _bit(end), used)
+        at, low = _word_and_bit(end)
+        unary = _add(unary, at, jnp.uint32(1) << low, used)
+        at, low = _word_and_bit(start)
         rest = _rest(number, order, exponent)
-        place = (start % WORD).astype(jnp.uint32)
-        stream = _add(stream, start // WORD, rest << place, used)
-        stream = _add(stream, start // WORD + 1, (rest >> 1) >> (WORD - 1 - place), used)
+        stream = _add(stream, at, rest << low, used)
+        stream = _add(stream, at + 1, (rest >> 1) >> (WORD - 1 - low), used)
         start = start + exponent + order
     return unary | stream[::-1]
 
@@ -168,7 +160,7 @@ def _encode_at_once(
 def decode(
     words: jax.Array, orders: Sequence[jax.Array | int], count: int
 ) -> tuple[jax.Array, ...]:
-    """The columns int32[count] of numbers; arbitrary ones where there are no more."""
+    """Decode the columns int32[count] of numbers; those that were not sent are arbitrary."""
     return _platform.dependent(
         words,
         _each_as_array(orders, words),
@@ -189,13 +181,13 @@ def _decode_in_order(
             ones, end = ones.next(words)
             exponent = jnp.clip(end - last - 1, 0, WORD - 2)
             width = exponent + order
-            rest = read_bits(rests, start, width)
+            rest = _read_bits(lambda at: _loaded(rests, at), start, width)
             row.append(rest + (1 << width) - (1 << order))
             last, start = end, start + width
         return (ones, last, start), tuple(row)
 
-    last, start = (_axes.vary_like(jnp.int32(i), words) for i in (-1, 0))
-    return lax.scan(read, (Ones.of(words), last, start), length=count)[1]
+    last, zero = (_axes.vary_like(jnp.int32(i), words) for i in (-1, 0))
+    return lax.scan(read, (Ones(zero, words[0]), last, zero), length=count)[1]
 
 
 def _decode_at_once(
@@ -208,12 +200,9 @@ def _decode_at_once(
     start = start + sum(orders) * lax.iota(jnp.int32, count)
     stream, out = words[::-1], []
     for order, exponent in zip(orders, each, strict=True):
-        word, place = start // WORD, (start % WORD).astype(jnp.uint32)
         width = exponent + order
-        low = stream.at[word].get(mode="clip") >> place
-        above = (stream.at[word + 1].get(mode="clip") << 1) << (WORD - 1 - place)
-        rest = (low | above) & ((jnp.uint32(1) << width.astype(jnp.uint32)) - 1)
-        out.append(rest.astype(jnp.int32) + (1 << width) - (1 << order))
+        rest = _read_bits(lambda at: stream.at[at].get(mode="clip"), start, width)
+        out.append(rest + (1 << width) - (1 << order))
         start = start + width
     return tuple(out)
 
@@ -223,21 +212,17 @@ def _each_as_array(orders: Sequence[jax.Array | int], like: jax.Array) -> tuple[
 
 
 def _rest(number: jax.Array, order: jax.Array, exponent: jax.Array) -> jax.Array:
-    """The number less its leading one, and with what q has more than number >> order."""
+    """Return the bits of a code that follow its unary half."""
     return (number + (1 << order) - (1 << exponent + order)).astype(jnp.uint32)
 
 
 def _before(exponents: list[jax.Array]) -> jax.Array:
-    """The sum of all exponents in the rows before each one."""
+    """Return the sum of all exponents in the rows before each one."""
     rows = sum(exponents[1:], exponents[0])
     return _count.cumsum(rows) - rows
 
 
-def _bit(place: jax.Array) -> jax.Array:
-    return jnp.uint32(1) << (place % WORD).astype(jnp.uint32)
-
-
 def _add(words: jax.Array, word: jax.Array, bits: jax.Array, used: jax.Array) -> jax.Array:
-    """The words with more bits; no two share one, so to add is to combine."""
+    """Combine words with more bits by addition, because no bit is set twice."""
     bits = jnp.where(used, bits, 0)
     return words.at[word].add(bits, indices_are_sorted=True, mode="drop")

@@ -6,8 +6,8 @@ words and, for the j-th set bit of a word, five popcounts.
 k ascending positions are sent as a bitmap or in Elias-Fano code, whichever is smaller. The code
 splits a position into its l = floor(log2(n/k)) low bits, stored unchanged, and its high bits,
 stored as a bitmap in unary: bit (p_j >> l) + j is set for the j-th position p_j. They take k·l
-and k + (n-1 >> l) + 1 bits, at most k(2 + l) and a word or two. This is within half a bit per
-position of the entropy. Both sizes follow from k and n alone, so the choice is static.
+and k + (n-1 >> l) + 1 bits, at most k(2 + log2(n/k)) and a word or two. This is within 0.6 bits
+per position of the entropy. Both sizes follow from k and n alone, so the choice is static.
 """
 
 import functools
@@ -30,8 +30,7 @@ class Sparse(NamedTuple):
     """Value: a vector that is zero except at some positions; the result of `Selector.sparse`.
 
     Attributes:
-      positions: int32, of any shape, ascending and distinct when flat. Unused slots count on
-        from n.
+      positions: int32, of any shape, ascending and distinct when flat; unused slots from n on.
       values: values at the positions, of the same shape.
 
     Example:
@@ -73,10 +72,7 @@ class Ranked(NamedTuple):
 
 
 def bitmap_of(positions: jax.Array, keep: jax.Array | int, size: int) -> jax.Array:
-    """Return the bitmap uint32[ceil(size / 32)] of the positions that have `keep` 1.
-
-    These positions must differ, because bits are added.
-    """
+    """Return the bitmap uint32[ceil(size / 32)] of distinct positions, those with `keep` 1."""
     bit = jnp.asarray(keep, jnp.uint32) << (positions % WORD).astype(jnp.uint32)
     words = jnp.zeros((-(-size // WORD),), jnp.uint32)
     return words.at[positions // WORD].add(bit, indices_are_sorted=True, mode="drop")
@@ -94,14 +90,11 @@ def rank(words: jax.Array) -> Ranked:
 
 
 FEW = 1 << 10
-"""Up to so many words a TPU has no program of its own, which would take longer to trace."""
+"""A bitmap of up to so many words has one program for GPUs and TPUs, which is faster to trace."""
 
 
 def select(bitmap: Ranked, count: int) -> jax.Array:
-    """Return the positions of the first `count` set bits, ascending, int32[count].
-
-    If fewer bits are set, the rest is unspecified, but within the bitmap.
-    """
+    """Return the first `count` set bits, int32[count]; further ones are any within the bitmap."""
     by_word = functools.partial(_select_by_word, count=count)
     by_bit = functools.partial(_select_by_bit, count=count)
     on_tpu = {"tpu": by_word} if bitmap.words.size > FEW else {}
@@ -136,23 +129,14 @@ def first(bitmap: Ranked, count: jax.Array | int) -> Ranked:
     """Return the bitmap of the first `count` set bits."""
     words, before = bitmap
     left = count - before
-    kept = jnp.where(left > 0, _first_in_word(words, left), jnp.uint32(0))
-    return Ranked(kept, jnp.minimum(before, count))
-
-
-def _first_in_word(words: jax.Array, count: jax.Array) -> jax.Array:
-    """Clear all set bits after the first `count`."""
-    many = _select_in_word(words, count).astype(jnp.uint32)
-    below = words & ~(jnp.uint32(0xFFFFFFFF) << many)
-    return jnp.where(count >= _population(words), words, below)
+    below = words & ~(jnp.uint32(0xFFFFFFFF) << _select_in_word(words, left).astype(jnp.uint32))
+    kept = jnp.where(left >= _population(words), words, below)
+    return Ranked(jnp.where(left > 0, kept, jnp.uint32(0)), jnp.minimum(before, count))
 
 
 def _places() -> jax.Array:
-    """Return the place of each bit in a word, uint32[1, 32].
-
-    A constant would become an operand of the conditionals around it, and jax.vmap cannot type such
-    branches by axes.
-    """
+    """Return the place of each bit in a word, uint32[1, 32]."""
+    # A constant would become an operand of conditionals, whose branches jax.vmap then cannot type.
     return lax.broadcasted_iota(jnp.uint32, (1, WORD), 1)
 
 
@@ -174,24 +158,15 @@ def _select_in_word(word: jax.Array, rank: jax.Array) -> jax.Array:
 def encode(bitmap: Ranked, k: int, n: int) -> tuple[jax.Array, EliasFano | Bitmap]:
     """Return the positions of the k bits set in a bitmap of n, int32[k] ascending, and the code."""
     positions = select(bitmap, k)
-    if not _is_elias_fano(k, n):
-        return positions, Bitmap(bitmap.words)
-    return positions, _elias_fano(positions, k, n)
+    if _is_elias_fano(k, n):
+        return positions, encode_positions(positions, k, n)
+    return positions, Bitmap(bitmap.words)
 
 
 def encode_positions(positions: jax.Array, k: int, n: int) -> EliasFano | Bitmap:
     """Return the code of k ascending, distinct positions."""
     if not _is_elias_fano(k, n):
         return Bitmap(bitmap_of(positions, 1, n))
-    return _elias_fano(positions, k, n)
-
-
-def words_for(k: int, n: int) -> int:
-    """Return the number of words of the code of k positions below n."""
-    return min(_elias_fano_words(k, n), _codes.words_for(n, 1))
-
-
-def _elias_fano(positions: jax.Array, k: int, n: int) -> EliasFano:
     l = _low_bits(k, n)
     low = _codes.pack(positions.astype(jnp.uint32) & jnp.uint32((1 << l) - 1), l)
     unary = (positions >> l) + jnp.arange(k, dtype=jnp.int32)
@@ -218,9 +193,11 @@ def _unary_bits(k: int, n: int) -> int:
     return k + ((n - 1) >> _low_bits(k, n)) + 1
 
 
-def _elias_fano_words(k: int, n: int) -> int:
-    return _codes.words_for(k, _low_bits(k, n)) + _codes.words_for(_unary_bits(k, n), 1)
+def words_for(k: int, n: int) -> int:
+    """Return the number of words of the code of k positions below n."""
+    low, high = _codes.words_for(k, _low_bits(k, n)), _codes.words_for(_unary_bits(k, n), 1)
+    return min(low + high, _codes.words_for(n, 1))
 
 
 def _is_elias_fano(k: int, n: int) -> bool:
-    return _elias_fano_words(k, n) < _codes.words_for(n, 1)
+    return words_for(k, n) < _codes.words_for(n, 1)

@@ -1,9 +1,10 @@
-"""Rounding: to nearest, stochastic, saturating; and sums that keep the rounding error."""
+"""Rounding: to nearest, stochastic, saturating; sums and products that do not lose bits."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fftgrad.ops import _codes, _positions
@@ -59,6 +60,11 @@ def saturating_cast(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
     bounded = jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
     # Round first, because XLA may remove a cast whose result is cast back.
     return rounded(bounded.astype(jnp.float32), dtype).astype(dtype), overflow
+
+
+def times(a: jax.Array, b: jax.Array | np.ndarray) -> jax.Array:
+    """Multiply matrices in full float32 precision; accelerators use fewer bits by default."""
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 def two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:

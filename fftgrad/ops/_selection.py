@@ -22,35 +22,35 @@ from jax import lax
 from fftgrad import _axes
 from fftgrad.ops import _codes, _count, _platform, _positions, _random, _shapes
 
+Key = Callable[[jax.Array], jax.Array]
+"""Elementwise map to uint32 below 2**31. It is fused into the passes, so it must be cheap."""
 
-def keys(x: jax.Array) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
-    """What to read, and a cheap map of it to integers below 2**31 that grow with |x_i|.
 
-    The bits of a float that is not negative order as it does.
-    """
+def keys(x: jax.Array) -> tuple[jax.Array, Key]:
+    """Return an array and a map of it to keys that grow with |x_i|."""
     if not jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return x, lambda x: lax.bitcast_convert_type(jnp.abs(x.astype(jnp.float32)), jnp.uint32)
+        return x, lambda x: _bits(jnp.abs(x.astype(jnp.float32)))
     # Half as many bits as x, so cheaper to keep than to find again in each pass.
     return _energy_bits(x), lambda energy: energy
 
 
+def _bits(x: jax.Array) -> jax.Array:
+    """Return the bits of floats, which order as the floats do if none is negative."""
+    return lax.bitcast_convert_type(x, jnp.uint32)
+
+
 def _energy_bits(z: jax.Array) -> jax.Array:
-    """|z_i|² as 9 bits of exponent and 22 of mantissa; not finite is most, subnormal is zero.
+    """Return |z_i|² in 9 bits of exponent and 22 of mantissa; subnormal values count as zero.
 
     Each value is scaled by its own power of two, so that no square overflows or vanishes.
     """
     re, im = jnp.abs(z.real), jnp.abs(z.imag)
-    exponent = (
-        jnp.maximum(
-            lax.bitcast_convert_type(re, jnp.uint32), lax.bitcast_convert_type(im, jnp.uint32)
-        )
-        >> 23
-    )
+    exponent = jnp.maximum(_bits(re), _bits(im)) >> 23
     scale = lax.bitcast_convert_type((255 - exponent) << 23, jnp.float32)
     square = jnp.square(re * scale) + jnp.square(im * scale)  # in [4, 32)
-    bits = (lax.bitcast_convert_type(square, jnp.uint32) >> 1) + ((2 * exponent - 130) << 22)
+    bits = (_bits(square) >> 1) + ((2 * exponent - 130) << 22)
     bits = jnp.where(exponent == 0, 0, jnp.where(exponent == 255, jnp.uint32(0x7FFFFFFF), bits))
-    return lax.optimization_barrier(bits)  # or each of its readers would find it again
+    return lax.optimization_barrier(bits)  # keeps XLA from recomputing it for each reader
 
 
 SAMPLE = 1 << 15
@@ -65,7 +65,7 @@ ROW = 128
 
 
 class Bracket(NamedTuple):
-    """Two keys, low < high, and how many of all keys are at least as large."""
+    """Two keys, low < high, and the numbers of keys that are at least as large."""
 
     low: jax.Array
     high: jax.Array
@@ -73,22 +73,20 @@ class Bracket(NamedTuple):
     from_high: jax.Array
 
 
-def largest(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> _positions.Ranked:
-    """The bitmap of the k < n largest of key(x), the lowest position first among equals.
+def largest(x: jax.Array, key: Key, k: int) -> _positions.Ranked:
+    """Return the bitmap of the k < n largest of key(x), the lowest position first among equals."""
 
-    `key` maps elementwise to uint32 below 2**31. It is fused into the passes, so it is to be cheap.
-    """
+    def of_all(x: jax.Array) -> _positions.Ranked:
+        return _best(key(x), jnp.int32(k))
+
     if x.size <= SAMPLE:
-        return _by_threshold(x, key, k)
-    return _platform.dependent(
-        x,
-        cpu=functools.partial(_by_bracket, key=key, k=k),
-        default=functools.partial(_by_threshold, key=key, k=k),
-    )
+        return of_all(x)
+    by_bracket = functools.partial(_by_bracket, key=key, k=k)
+    return _platform.dependent(x, cpu=by_bracket, default=of_all)
 
 
 def largest_of_rows(keys: jax.Array, k: int) -> jax.Array:
-    """The positions of the k largest keys of each row, ascending, int32[rows, k]."""
+    """Return the positions of the k largest keys of each row, ascending, int32[rows, k]."""
 
     def of_row(row: jax.Array) -> jax.Array:
         return _positions.select(_best(row, jnp.int32(k), size=keys.size), k)
@@ -96,13 +94,8 @@ def largest_of_rows(keys: jax.Array, k: int) -> jax.Array:
     return jax.vmap(of_row)(keys)
 
 
-def _by_threshold(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> _positions.Ranked:
-    """The bitmap, from the k-th largest of all keys."""
-    return _best(key(x), jnp.int32(k))
-
-
-def _by_bracket(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> _positions.Ranked:
-    """The bitmap, from the keys that a sample leaves in doubt."""
+def _by_bracket(x: jax.Array, key: Key, k: int) -> _positions.Ranked:
+    """Return the bitmap, from the keys that a sample leaves in doubt."""
     guess, capacity = _guess(x, key, k)
     low_words, high_words = _sides(x, key, guess.low, guess.high)
     bracket = guess._replace(
@@ -135,8 +128,8 @@ def _by_bracket(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> 
     return _positions.rank(high_words | lax.cond(all_equal, first, best))
 
 
-def _guess(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> tuple[Bracket, int]:
-    """A bracket that very likely holds, still without counts, and how many keys it may hold."""
+def _guess(x: jax.Array, key: Key, k: int) -> tuple[Bracket, int]:
+    """Return a bracket that very likely holds, without counts, and the most keys it may hold."""
     n = x.size
     least = _axes.vary_like(jnp.uint32(0), x)
     most = _axes.vary_like(jnp.uint32(1 << KEY_BITS), x)
@@ -154,30 +147,23 @@ def _guess(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> tuple
 
 
 def sample_positions(n: int) -> jax.Array:
-    """Where the sample is taken, int32[SAMPLE].
-
-    Pseudo-random, because a stride would see one phase of periodic data only.
-    """
+    """Return positions int32[SAMPLE], random because a stride sees one phase of periodic data."""
     return (_random.bits(jnp.uint32(0), jnp.uint32(0), SAMPLE) % jnp.uint32(n)).astype(jnp.int32)
 
 
-def _sides(
-    x: jax.Array, key: Callable[[jax.Array], jax.Array], low: jax.Array, high: jax.Array
-) -> tuple[jax.Array, ...]:
-    """The bitmaps of the keys from `low` on and from `high` on."""
+def _sides(x: jax.Array, key: Key, low: jax.Array, high: jax.Array) -> tuple[jax.Array, ...]:
+    """Return the bitmaps of the keys that are at least `low`, and at least `high`."""
     return _codes.pack_masks(key(x) >= low, key(x) >= high)
 
 
 def _is_narrow(bracket: Bracket, capacity: int) -> jax.Array:
-    """Whether what is inside can be compacted, or is all equal."""
+    """Return True if the keys inside can be compacted, or are all equal."""
     inside = bracket.from_low - bracket.from_high
     return (inside <= capacity) | (bracket.high - bracket.low == 1)
 
 
-def _narrow(
-    x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int, guess: Bracket, capacity: int
-) -> Bracket:
-    """The widest bracket, bisected until it is narrow enough."""
+def _narrow(x: jax.Array, key: Key, k: int, guess: Bracket, capacity: int) -> Bracket:
+    """Bisect the widest bracket until it is narrow enough."""
 
     def split(bracket: Bracket, at: jax.Array, from_at: jax.Array) -> Bracket:
         low, high, from_low, from_high = bracket
@@ -206,7 +192,7 @@ def _narrow(
 
 
 def _best(keys: jax.Array, wanted: jax.Array, size: int = 0) -> _positions.Ranked:
-    """The bitmap of the `wanted` largest keys, the first among equals.
+    """Return the bitmap of the `wanted` largest keys, the first among equals.
 
     The keys may be one row of an array of `size` keys.
     """
@@ -222,14 +208,14 @@ def _best(keys: jax.Array, wanted: jax.Array, size: int = 0) -> _positions.Ranke
 
 
 def _kth_largest(keys: jax.Array, wanted: jax.Array | int, size: int = 0) -> jax.Array:
-    """The largest t with at least `wanted` keys from t on."""
+    """Return the largest t that at least `wanted` keys reach."""
     # A short program is worth more than single passes over few values.
     at_once = functools.partial(_kth_largest_at_once, short=max(size, keys.size) <= SAMPLE)
     return _platform.dependent(keys, jnp.int32(wanted), cpu=_kth_largest_by_rows, default=at_once)
 
 
 def _kth_largest_by_rows(keys: jax.Array, wanted: jax.Array) -> jax.Array:
-    """It, two bits at a time, in a loop."""
+    """Find two bits at a time, in a loop."""
     rows = _shapes.rows(keys, ROW)
 
     def settle(step: jax.Array, threshold: jax.Array) -> jax.Array:
@@ -242,7 +228,7 @@ def _kth_largest_by_rows(keys: jax.Array, wanted: jax.Array) -> jax.Array:
 
 
 def _kth_largest_at_once(keys: jax.Array, wanted: jax.Array, short: bool) -> jax.Array:
-    """It, four bits at a time, each by one pass and three small kernels, without a loop."""
+    """Find four bits at a time, by one pass and three small kernels each, without a loop."""
     rows = _shapes.rows(keys, _count.LONG_ROW).astype(jnp.int32)
     threshold = _axes.vary_like(jnp.int32(0), keys)
     for shift in range(KEY_BITS + 1 - DIGIT_BITS, -1, -DIGIT_BITS):
@@ -259,6 +245,6 @@ def _kth_largest_at_once(keys: jax.Array, wanted: jax.Array, short: bool) -> jax
 
 
 def _digit(reached: Sequence[jax.Array], wanted: jax.Array) -> jax.Array:
-    """The largest digit that at least `wanted` keys reach, of masks for 1, 2, ..."""
+    """Return the largest digit that at least `wanted` keys reach, of masks for 1, 2, ..."""
     found = _count.counts(reached)
     return sum(((count >= wanted).astype(jnp.uint32) for count in found), jnp.uint32(0))

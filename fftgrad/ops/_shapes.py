@@ -47,10 +47,7 @@ Encode = Callable[..., tuple[jax.Array, ...]]
 
 
 def whole_then_rest(encode: Encode, group: int, *vectors: jax.Array) -> tuple[jax.Array, ...]:
-    """Run `encode(*vectors)` on the values that fill whole groups, then on the rest.
-
-    The results are concatenated.
-    """
+    """Concatenate `encode(*vectors)` of the values that fill whole groups, and of the rest."""
     size = vectors[0].size
     whole = size - size % group
     if whole in (0, size):

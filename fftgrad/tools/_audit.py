@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 
+from fftgrad._values import check
 from fftgrad.ops._collectives import RING, Collective
 
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) .*\{\s*$")
@@ -66,11 +67,8 @@ def _parse(text: str) -> tuple[str, dict[str, dict[str, _Instruction]]]:
             current = computations[match["name"]] = {}
             if match["entry"]:
                 entry = match["name"]
-    if not entry:
-        raise ValueError(
-            "audit(compiled): must be a compiled program, got a text without an ENTRY; "
-            "pass jax.jit(step).lower(...).compile()."
-        )
+    rule, remedy = "be a compiled program", "pass jax.jit(step).lower(...).compile()."
+    check(entry != "", "audit(compiled)", rule, "a text without an ENTRY", remedy)
     return entry, computations
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fftgrad._contracts import Codec, Exchange, Like, Payload, PyTree
-from fftgrad._values import check_count, check_kind
+from fftgrad._values import check_count, check_kind, check_type
 from fftgrad.codecs._chain import payload_spec
 from fftgrad.exchanges import _bucketing
 from fftgrad.exchanges._all_gather import AllGather
@@ -35,8 +35,7 @@ def wire_bytes(
     """Function: the exact number of bytes that one worker hands to the collectives per step.
 
     It is computed from shapes: a header of 4 bytes, main and side, each rounded up to 4 bytes. A
-    compiled program sends the same number, which `fg.audit` reads. `fg.link_bytes` counts how often
-    these bytes cross a link.
+    compiled program sends as many (`fg.audit`). `fg.link_bytes` counts how often they cross a link.
 
     Args:
       part: a codec, an exchange, or a method, such as `fg.methods.top_k(0.01)`.
@@ -63,8 +62,7 @@ def link_bytes(
     """Function: the bytes that each of w workers sends over its link per step.
 
     The workers form a ring. An all-gather sends each buffer w - 1 times, an all-reduce
-    2 (w - 1) / w times, an all-to-all (w - 1) / w times. It is computed by tracing, without
-    devices.
+    2 (w - 1) / w times, an all-to-all (w - 1) / w times. Computed by tracing, without devices.
 
     Args:
       part: as for `fg.wire_bytes`.
@@ -89,10 +87,8 @@ def _recipe(
     owner: str, part: Codec | Exchange | Recipe, like: PyTree, bucketing: Bucketing | None
 ) -> Recipe:
     """Return the recipe that exchanges `like`; for a codec, with `AllGather`."""
-    if isinstance(like, Codec | Exchange | Recipe):
-        raise TypeError(
-            f"{owner}(like): must be a gradient, got {like!r}; call {owner}(part, like)."
-        )
+    swapped, remedy = isinstance(like, Codec | Exchange | Recipe), f"call {owner}(part, like)."
+    check_type(not swapped, f"{owner}(like)", "be a gradient", like, remedy)
     exchange = AllGather(part) if isinstance(part, Codec) else part
     if not isinstance(exchange, Recipe):
         remedy = "pass a codec, an exchange or a method, such as PowerSgd(4)."

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fftgrad import _axes
 from fftgrad._contracts import Codec, Like, Payload, Step
-from fftgrad._values import check_kind
+from fftgrad._values import check, check_kind
 from fftgrad.codecs import _chain
 from fftgrad.codecs._chain import payload_spec
 from fftgrad.exchanges import _bucketing
@@ -22,8 +22,7 @@ def compress(codec: Codec, x: jax.Array, *, step: Step = Step()) -> Payload:
 
     Args:
       codec: a codec, or a chain of codecs.
-      x: float32, bfloat16 or float16 array of any shape. It is flattened in row-major order, and
-        cast to float32.
+      x: float32, bfloat16 or float16 array of any shape; flattened and cast to float32.
       step: the keys of a codec that draws, `fg.Step.of(key)`, with another key for each call; and
         the number of the step, for a codec that changes by step.
 
@@ -109,9 +108,9 @@ def decompress_mean(
 
 def as_vector(argument: str, like: Like) -> Like:
     """Return the shape of a flattened array, and refuse an empty one."""
-    if not math.prod(like.shape):
-        raise ValueError(f"{argument}: must not be empty, got {like.shape}; leave it out.")
-    return jax.ShapeDtypeStruct((math.prod(like.shape),), jnp.float32)
+    size = math.prod(like.shape)
+    check(size > 0, argument, "not be empty", like.shape, "leave it out.")
+    return jax.ShapeDtypeStruct((size,), jnp.float32)
 
 
 def check_payload(
