@@ -494,7 +494,7 @@ def top_k(
       transform: a linear transform before the selection, such as `Dct(block=64)`.
       memory: keeps unsent values; the paper's feedback, without decay.
 
-    Wire: k (32 + 2 + floor(log2(1/fraction))) bits, or `bits` instead of 32.
+    Wire: k (32 + 2 + log2(1/fraction)) bits, or `bits` instead of 32.
 
     Differs from the paper: indices in Elias-Fano code.
 
