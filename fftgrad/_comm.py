@@ -101,18 +101,10 @@ class Comm:
     step: Step = Step()
 
     @classmethod
-    def of(
-        cls,
-        axis_name: AxisName,
-        key: jax.Array | int,
-        number: jax.Array | int = 0,
-    ) -> "Comm":
+    def of(cls, axis_name: AxisName, key: jax.Array | int, number: jax.Array | int = 0) -> "Comm":
         """Make the comm of this worker from a seed or key that all workers share."""
-        shared, local = jax.random.split(
-            jax.random.fold_in(_random.as_key("Comm.of(key)", key), number)
-        )
-        local = jax.random.fold_in(local, _axes.index(axis_name))
-        return cls(axis_name, Step(number, shared, local))
+        key = jax.random.fold_in(_random.as_key("Comm.of(key)", key), number)
+        return cls(axis_name, Step.of(key, number).fold_local(_axes.index(axis_name)))
 
     @property
     def workers(self) -> int:

@@ -83,9 +83,12 @@ class Hierarchical(Exchange):
         return self.slow.scope
 
     def init(self, like: PyTree) -> State:
-        pieces = self._pieces_like(like)
+        pieces = _shards.shard_likes(like, self.workers)
         slow = self.slow.init(pieces)
-        _check_scalars(self.slow, slow.shared)
+        # Shared arrays would differ between pieces.
+        arrays = [leaf for leaf in jax.tree.leaves(slow.shared) if jnp.ndim(leaf)]
+        rule, remedy = "have no shared arrays in its state", "use LeaderTopK(codec) or TwoStage."
+        check(not arrays, "Hierarchical(slow)", rule, self.slow, remedy)
         # The group owns the slow exchange's state of a piece, as it owns the memory.
         memory, learned = self.memory.init(pieces), (slow.own, slow.shards)
         return State(slow.shared, shards=_shards.start(like, memory, learned, self.workers))
@@ -110,9 +113,9 @@ class Hierarchical(Exchange):
         )
 
     def wire_bytes(self, like: PyTree) -> int:
-        pieces = jax.tree.leaves(self._pieces_like(like))
-        values = sum(piece.size for piece in pieces) * (self.workers + 1) + self.workers
-        return self.slow.wire_bytes(self._pieces_like(like)) + 4 * values + 4
+        pieces = _shards.shard_likes(like, self.workers)
+        size = sum(piece.size for piece in jax.tree.leaves(pieces))
+        return self.slow.wire_bytes(pieces) + 4 * (size * (self.workers + 1) + self.workers + 1)
 
     def link_bytes(self, like: PyTree, workers: int) -> float:
         """Return the bytes over the slow link of each of `workers` workers, fast ones included."""
@@ -120,7 +123,7 @@ class Hierarchical(Exchange):
         rule = f"be a multiple of the {self.workers} workers along the fast axis"
         fine = slow * self.workers == workers
         check(fine, "Hierarchical.link_bytes(workers)", rule, workers, "count all workers.")
-        return self.slow.link_bytes(self._pieces_like(like), slow)
+        return self.slow.link_bytes(_shards.shard_likes(like, self.workers), slow)
 
     def _slow_axes(self, comm: Comm) -> AxisName:
         _axes.check_workers("Hierarchical", self.workers, self.fast_axis)
@@ -131,9 +134,6 @@ class Hierarchical(Exchange):
         argument = f"Hierarchical(fast_axis={self.fast_axis!r})"
         check(fine, argument, rule, repr(comm.axis_name), remedy)
         return slow
-
-    def _pieces_like(self, like: PyTree) -> PyTree:
-        return _shards.shard_likes(like, self.workers)
 
     def _scatter(self, x: PyTree, fast: Comm) -> PyTree:
         """Average this worker's piece of each part over the group."""
@@ -168,10 +168,3 @@ def _to_words(x: jax.Array) -> jax.Array:
 
 def _from_words(words: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(words, jnp.float32)
-
-
-def _check_scalars(slow: Exchange, shared: PyTree) -> None:
-    """Require shared scalars only, because shared arrays would differ between pieces."""
-    arrays = [path for path, leaf in jax.tree.leaves_with_path(shared) if jnp.ndim(leaf)]
-    remedy = "use LeaderTopK(codec), AllGather or TwoStage."
-    check(not arrays, "Hierarchical(slow)", "have no shared arrays in its state", slow, remedy)

@@ -43,8 +43,7 @@ class QuantizedAllReduce(Exchange):
       large. The paper does not say how the sum travels.
 
     Raises:
-      ValueError: if an argument is out of range; while tracing, if the axis has not `workers`
-        workers.
+      ValueError: while tracing, if the axis has not `workers` workers.
 
     Example:
       >>> exchange = fg.QuantizedAllReduce(workers=2, clip=None)
@@ -116,14 +115,8 @@ def add(
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """Sum vectors of integers over the workers, and count the workers that set each flag.
 
-    Args:
-      vectors: float32[n] of integers in -levels ... levels.
-      levels: the largest magnitude.
-      comm: comm of the workers.
-      flags: bool[]; each takes a word behind those of the vectors.
-
-    Returns:
-      Integers in float32, in -levels · workers ... levels · workers; uint32[] for each flag.
+    The vectors are float32[n], with integers in -levels ... levels, and so are the sums, in
+    -levels · workers ... levels · workers. Each flag, bool[], takes a word; its count is uint32[].
     """
     workers = comm.workers
     many = base(levels, workers)

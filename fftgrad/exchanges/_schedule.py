@@ -28,7 +28,7 @@ class Several(Exchange):
         return scopes[0] if scopes else None
 
     def init(self, like: PyTree) -> State:
-        return join([exchange.init(like) for exchange in self.exchanges])
+        return State(*zip(*(exchange.init(like) for exchange in self.exchanges), strict=True))
 
     def wire_bytes(self, like: PyTree) -> int:
         return common("wire_bytes", self, [e.wire_bytes(like) for e in self.exchanges])
@@ -66,8 +66,7 @@ class Scheduled(Several):
     Claims: those of the running exchange.
 
     Raises:
-      ValueError: if no exchange starts at step 0, or a step is negative.
-      TypeError: if a step is no int or a value no exchange.
+      ValueError: if no exchange starts at step 0.
 
     Example:
       >>> exchange = fg.Scheduled({0: fg.AllReduce(), 500: fg.AllGather(fg.TopK(fraction=0.01))})
@@ -119,9 +118,10 @@ def switch(
             # Equal types in all branches, whatever each knows about the other axes.
             like = jax.tree.leaves(out.mean)[0]
             stats = Stats.of_all([out.stats])
+            every = [*states[:position], out.state, *states[position + 1 :]]
             return out._replace(
                 error=jax.tree.map(_axes.vary_like, out.error_or_zeros(x), x),
-                state=join([*states[:position], out.state, *states[position + 1 :]]),
+                state=State(*zip(*every, strict=True)),
                 stats=jax.tree.map(lambda leaf: _axes.vary_like(leaf, like), stats),
             )
 
@@ -130,18 +130,8 @@ def switch(
     return lax.switch(index, list(map(branch, range(len(exchanges)))), x, states)
 
 
-def join(states: Sequence[State]) -> State:
-    """Merge the states of several exchanges into one state, field by field."""
-    return State(*zip(*states, strict=True))
-
-
 class LadderState(NamedTuple):
-    """Shared state of `Ladder`.
-
-    Attributes:
-      level: number of the exchange in use.
-      exchanges: shared state of each exchange.
-    """
+    """Shared state of `Ladder`: the number of the exchange in use, and the state of each."""
 
     level: jax.Array
     exchanges: tuple[PyTree, ...]
@@ -164,9 +154,6 @@ class Ladder(Several):
     Wire: of the exchange in use, `.at(level).wire_bytes(x)`.
 
     Claims: those of the exchange in use.
-
-    Raises:
-      ValueError: if there are no exchanges.
 
     Example:
       >>> exchange = fg.Ladder((fg.AllGather(fg.TopK(fraction=0.01)), fg.AllReduce()))

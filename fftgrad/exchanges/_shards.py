@@ -61,25 +61,17 @@ def drop_worker_axis(state: PerWorker) -> PyTree:
     for path, leaf in jax.tree.leaves_with_path(state.worker_rows):
         argument = f"compressed_pmean(state{jax.tree_util.keystr(path)})"
         remedy = "use fg.state_specs(opt_state, axis_name) as its in_specs and out_specs."
-        rule, rows = "have one row inside the axis", leaf.shape[0]
-        check(rows == 1, argument, rule, f"{rows} rows", remedy)
+        check(len(leaf) == 1, argument, "have one row inside the axis", len(leaf), remedy)
     return jax.tree.map(lambda a: a[0], state.worker_rows)
 
 
 class Shards(NamedTuple):
-    """State of a group of workers, each of which keeps a shard of each part.
+    """State of a group of workers, each of which keeps a shard of each part."""
 
-    Attributes:
-      sizes: number of values of each part, int32[parts], to join the shards.
-      number: number of shards, int32[].
-      memory: memory state of the shard, to join and cut again for another number of workers.
-      learned: state that restarts for another number of workers.
-    """
-
-    sizes: jax.Array
-    number: jax.Array
-    memory: PyTree
-    learned: PyTree = ()
+    sizes: jax.Array  # number of values of each part, int32[parts], to join the shards
+    number: jax.Array  # of shards, int32[]
+    memory: PyTree  # of the shard, to join and cut again for another number of workers
+    learned: PyTree = ()  # state that restarts for another number of workers
 
 
 class PerShard(NamedTuple):
@@ -101,17 +93,14 @@ def to_shards(x: PyTree, workers: int) -> list[jax.Array]:
 
 def from_shards(shards: Sequence[jax.Array], like: PyTree) -> PyTree:
     """Invert `to_shards`."""
-    leaves = jax.tree.leaves(like)
-    flat = [_from_rows(rows, leaf.size) for rows, leaf in zip(shards, leaves, strict=True)]
-    return _parts.rebuild(flat, like)
+    sizes = [leaf.size for leaf in jax.tree.leaves(like)]
+    return _parts.rebuild(list(map(_from_rows, shards, sizes)), like)
 
 
 def shard_likes(like: PyTree, workers: int) -> PyTree:
     """Return the shape and dtype of one shard of each part, in a tree like theirs."""
-    return jax.tree.map(
-        lambda part: jax.ShapeDtypeStruct((-(-math.prod(part.shape) // workers),), jnp.float32),
-        like,
-    )
+    size = lambda part: -(-math.prod(part.shape) // workers)  # noqa: E731
+    return jax.tree.map(lambda part: jax.ShapeDtypeStruct((size(part),), jnp.float32), like)
 
 
 def _to_rows(flat: jax.Array, workers: int) -> jax.Array:
