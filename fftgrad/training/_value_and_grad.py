@@ -10,7 +10,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName
-from fftgrad._values import check_type
+from fftgrad._values import check, check_type
 
 
 def value_and_grad(
@@ -116,12 +116,10 @@ def value_and_grad(
 
 def check_own(owner: str, loss: Any, axis_name: AxisName) -> None:
     """Refuse a loss that JAX types as equal on all workers."""
-    if not _axes.varies(loss, axis_name):
-        raise ValueError(
-            f"{owner}: must be of one worker's own batch, got a constant, or a mean or sum over "
-            f"{axis_name!r}, whose gradient is 1/{_axes.size(axis_name)} of the right one; return "
-            f"it before jax.lax.pmean or psum, and report jax.lax.pmean(value, {axis_name!r})."
-        )
+    share = f"whose gradient is 1/{_axes.size(axis_name)} of the right one"
+    got = f"a constant, or a mean or sum over {axis_name!r}, {share}"
+    remedy = "return it before jax.lax.pmean or psum, and report the pmean."
+    check(_axes.varies(loss, axis_name), owner, "be of one worker's own batch", got, remedy)
 
 
 def _share(out: Any, axis_name: AxisName) -> jax.Array:
