@@ -193,11 +193,9 @@ class Comm:
             return tree
         # The other workers add zeros to one sum, because XLA has no broadcast from a worker that is
         # chosen at run time.
-        whole = jnp.concatenate([leaf.ravel() for leaf in leaves])
+        whole, restore = _shapes.as_one(leaves)
         whole = lax.psum(jnp.where(leads, whole, jnp.zeros((), whole.dtype)), self.axis_name)
-        pieces = _shapes.cut(whole, [leaf.size for leaf in leaves])
-        shaped = [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]
-        return jax.tree.unflatten(structure, shaped)
+        return jax.tree.unflatten(structure, restore(whole))
 
     def max(self, x: jax.Array) -> jax.Array:
         """Return the elementwise maximum over the workers. The values must not contain NaN."""

@@ -122,14 +122,10 @@ class Eigenbasis(Exchange):
         sides, steps = state.shared.sides, state.shared.steps
         matrices = [leaf.reshape(_as_matrix(leaf)) for leaf in jax.tree.leaves(x)]
         turned = _parts.each(_turn, list(zip(matrices, sides, strict=True)))
-        vector = jnp.concatenate([matrix.ravel() for matrix in turned])
+        vector, pieces = _shapes.as_one(turned)
         out = self.exchange.mean(vector, state._replace(shared=state.shared.inner), comm)
         rule, remedy = "have no memory of its own", "use TwoStage or AllGather."
         check(out.error is not None, "Eigenbasis(exchange)", rule, repr(self.exchange), remedy)
-
-        def pieces(vector: jax.Array) -> list[jax.Array]:
-            return _parts.rebuild(_shapes.cut(vector, [m.size for m in matrices]), matrices)
-
         mean, sent = pieces(out.mean), pieces(vector - out.error_or_zeros(vector))
         back = _parts.each(_turn_back, list(zip(mean, sent, sides, strict=True)))
         mean, sent = (_parts.rebuild(part, x) for part in zip(*back, strict=True))

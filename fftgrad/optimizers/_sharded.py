@@ -276,17 +276,17 @@ def check_inner(inner: optax.GradientTransformation, like: PyTree) -> None:
             found += jax.tree.leaves(move)
         return found
 
-    whole = [jax.tree.map(lambda leaf, s=s: s * draw(leaf), like) for s in (1.0, *SCALES)]
-    # A thread leaves the trace and the mesh of `init`, in which arrays have no values.
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        found = zip(
-            *pool.map(moves, (whole, jax.tree.map(half, whole)), (False, True)), strict=True
-        )
-    size = lambda move: np.max(np.abs(move), initial=0.0)  # noqa: E731
-    alike = all(size(half(one) - own) <= 1e-3 * size(one) for one, own in found)
+    def alike() -> bool:
+        whole = [jax.tree.map(lambda leaf, s=s: s * draw(leaf), like) for s in (1.0, *SCALES)]
+        found = zip(moves(whole, False), moves(jax.tree.map(half, whole), True), strict=True)
+        size = lambda move: np.max(np.abs(move), initial=0.0)  # noqa: E731
+        return all(size(half(one) - own) <= 1e-3 * size(one) for one, own in found)
+
     rule, got = (
         "update each value by itself",
         "one that reads whole leaves, as a clip by a norm does",
     )
     remedy = "use optax.adamw, and clip before it by fg.training.clip_by_local_norm."
-    check(alike, "sharded(inner)", rule, got, remedy)
+    # A thread leaves the trace and the mesh of `init`, in which arrays have no values.
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        check(pool.submit(alike).result(), "sharded(inner)", rule, got, remedy)

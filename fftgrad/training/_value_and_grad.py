@@ -129,14 +129,10 @@ def _share(out: Any, axis_name: AxisName) -> jax.Array:
     check_type(pair, "value_and_grad(loss)", "be a pair with has_weight=True", out, remedy)
     for name, part in zip(("sum", "weight"), out, strict=True):
         check_own(f"value_and_grad(loss, its {name})", part, axis_name)
-    total, weight = (_at_least_float32(part) for part in out)
+    dtypes = (jnp.promote_types(jnp.result_type(part), jnp.float32) for part in out)
+    total, weight = map(jnp.asarray, out, dtypes)
     workers = _axes.size(axis_name)
     all_total, all_weight = lax.psum(lax.stop_gradient((total, weight)), axis_name)
     # The value is zero, and its gradient is that of the weight.
     change = weight - lax.stop_gradient(weight)
     return workers * (total - all_total / all_weight * change) / all_weight
-
-
-def _at_least_float32(x: Any) -> jax.Array:
-    array = jnp.asarray(x)
-    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
