@@ -91,7 +91,8 @@ class Hierarchical(Exchange):
         check(not arrays, "Hierarchical(slow)", rule, self.slow, remedy)
         # The group owns the slow exchange's state of a piece, as it owns the memory.
         memory, learned = self.memory.init(pieces), (slow.own, slow.shards)
-        return State(slow.shared, shards=_shards.start(like, memory, learned, self.workers))
+        sizes = jnp.asarray([part.size for part in jax.tree.leaves(like)], jnp.int32)
+        return State(slow.shared, shards=Shards(sizes, jnp.int32(self.workers), memory, learned))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         slow, fast = comm.along(self._slow_axes(comm)), comm.along(self.fast_axis)
@@ -144,7 +145,7 @@ class Hierarchical(Exchange):
         sizes = [row.shape[1] for row in rows]
         words = fast.all_to_all(_to_words(jnp.concatenate(rows, axis=1)))
         # Divide first, so that no sum of finite values overflows.
-        received = _from_words(words) * (1.0 / self.workers)
+        received = lax.bitcast_convert_type(words, jnp.float32) * (1.0 / self.workers)
         total = received[0]
         for row in received[1:]:  # in worker order, which a sum over an axis does not ensure
             total = total + row
@@ -158,13 +159,11 @@ class Hierarchical(Exchange):
         rows = fast.all_gather(jnp.concatenate(words))
         sizes = [part.size for part in words]
         *values, counts = jax.vmap(lambda row: _shapes.cut(row, sizes))(rows)
-        whole = _shards.from_shards(list(map(_from_words, values)), like)
-        return whole, Stats(overflow=_count.total(counts.astype(jnp.int32)))
+        values = [lax.bitcast_convert_type(words, jnp.float32) for words in values]
+        return _shards.from_shards(values, like), Stats(
+            overflow=_count.total(counts.astype(jnp.int32))
+        )
 
 
 def _to_words(x: jax.Array) -> jax.Array:
     return _wire.without_gradient(lax.bitcast_convert_type(x, jnp.uint32), x)
-
-
-def _from_words(words: jax.Array) -> jax.Array:
-    return lax.bitcast_convert_type(words, jnp.float32)

@@ -100,14 +100,9 @@ class QuantizedAllReduce(Exchange):
         return 4 * (len(parts) + words(sizes, self.levels, self.workers))
 
 
-def base(levels: int, workers: int) -> int:
-    """Return the number of possible sums over workers of integers in -levels ... levels."""
-    return 2 * levels * workers + 1
-
-
 def words(sizes: Sequence[int], levels: int, workers: int) -> int:
     """Return the number of words of vectors of these sizes."""
-    return sum(_codes.words_for_digits(size, base(levels, workers)) for size in sizes)
+    return sum(_codes.words_for_digits(size, 2 * levels * workers + 1) for size in sizes)
 
 
 def add(
@@ -119,7 +114,7 @@ def add(
     -levels · workers ... levels · workers. Each flag, bool[], takes a word; its count is uint32[].
     """
     workers = comm.workers
-    many = base(levels, workers)
+    many = 2 * levels * workers + 1  # possible sums
     packed = [_codes.pack_digits((vector + levels).astype(jnp.uint32), many) for vector in vectors]
     words = [flag.astype(jnp.uint32)[None] for flag in flags]
     total = comm.sum(jnp.concatenate([*packed, *words]))

@@ -1,7 +1,8 @@
 """Exchanges that change during a run: at given steps, or level by level."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -35,6 +36,25 @@ class Several(Exchange):
 
     def link_bytes(self, like: PyTree, workers: int) -> float:
         return common("link_bytes", self, [e.link_bytes(like, workers) for e in self.exchanges])
+
+    def run(self, index: jax.Array, x: PyTree, state: State, comm: Comm) -> Averaged:
+        """Run exchange `index`, equal on all workers; return the states of all exchanges."""
+        states = [State(*fields) for fields in zip(*state, strict=True)]
+
+        def branch(i: int, x: PyTree, states: list[State]) -> Averaged:
+            out = self.exchanges[i].mean(x, states[i], comm)
+            # Equal types in all branches, whatever each knows about the other axes.
+            like = jax.tree.leaves(out.mean)[0]
+            stats = Stats.of_all([out.stats])
+            every = [*states[:i], out.state, *states[i + 1 :]]
+            return out._replace(
+                error=jax.tree.map(_axes.vary_like, out.error_or_zeros(x), x),
+                state=State(*zip(*every, strict=True)),
+                stats=jax.tree.map(lambda leaf: _axes.vary_like(leaf, like), stats),
+            )
+
+        branches = [functools.partial(branch, i) for i in range(len(self.exchanges))]
+        return lax.switch(index, branches, x, states)
 
 
 _Size = TypeVar("_Size", int, float)
@@ -99,35 +119,7 @@ class Scheduled(Several):
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         later = jnp.asarray(self.starts[1:], jnp.int32)
         index = jnp.sum((comm.step.number >= later).astype(jnp.int32))
-        return switch(index, self.exchanges, x, state, comm)
-
-
-def switch(
-    index: jax.Array,
-    exchanges: Sequence[Exchange],
-    x: PyTree,
-    state: State,
-    comm: Comm,
-) -> Averaged:
-    """Run exchange `index`, equal on all workers, on `x`; return the states of all exchanges."""
-    states = [State(*fields) for fields in zip(*state, strict=True)]
-
-    def branch(position: int) -> Callable[[PyTree, list[State]], Averaged]:
-        def run(x: PyTree, states: list[State]) -> Averaged:
-            out = exchanges[position].mean(x, states[position], comm)
-            # Equal types in all branches, whatever each knows about the other axes.
-            like = jax.tree.leaves(out.mean)[0]
-            stats = Stats.of_all([out.stats])
-            every = [*states[:position], out.state, *states[position + 1 :]]
-            return out._replace(
-                error=jax.tree.map(_axes.vary_like, out.error_or_zeros(x), x),
-                state=State(*zip(*every, strict=True)),
-                stats=jax.tree.map(lambda leaf: _axes.vary_like(leaf, like), stats),
-            )
-
-        return run
-
-    return lax.switch(index, list(map(branch, range(len(exchanges)))), x, states)
+        return self.run(index, x, state, comm)
 
 
 class LadderState(NamedTuple):
@@ -184,8 +176,7 @@ class Ladder(Several):
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         level, exchanges = state.shared
-        every = state._replace(shared=exchanges)
-        out = switch(level, self.exchanges, x, every, comm)
+        out = self.run(level, x, state._replace(shared=exchanges), comm)
         shared = LadderState(level, out.state.shared)
         return out._replace(state=out.state._replace(shared=shared))
 

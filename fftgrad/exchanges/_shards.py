@@ -80,12 +80,6 @@ class PerShard(NamedTuple):
     rows: PyTree
 
 
-def start(like: PyTree, memory: PyTree, learned: PyTree, number: int) -> Shards:
-    """Make the first state for parts like `like`."""
-    sizes = [math.prod(part.shape) for part in jax.tree.leaves(like)]
-    return Shards(jnp.asarray(sizes, jnp.int32), jnp.int32(number), memory, learned)
-
-
 def to_shards(x: PyTree, workers: int) -> list[jax.Array]:
     """Cut each part into float32[workers, size], one row per worker."""
     return [_to_rows(part.ravel(), workers) for part in jax.tree.leaves(x)]
