@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -124,13 +125,12 @@ def sharded(
             _shards.shard_likes(_some(like), workers),
         )
         shards = _whole(zeros, like, _as_leaf)
-        ahead = add_worker_axis(zeros)
         return ShardedState(
             step=jnp.zeros((), jnp.int32),
             skipped=jnp.zeros((), jnp.int32),
             memory=add_worker_axis(memory.init(like)),
-            inner=OfShards(add_worker_axis(inner.init(shards))),
-            ahead=OfShards(ahead),
+            inner=_of_shards(inner.init(shards)),
+            ahead=_of_shards(zeros),
         )
 
     def update(
@@ -168,23 +168,21 @@ def sharded(
         got = _two_stage.to_owners(there, rows, before, likes, comm.fold(0))
         mine = _mine(params, workers, axis_name)
         ahead = drop_worker_axis(state.ahead.value)
-        master = tuple(m + a for m, a in zip(mine, ahead, strict=True))
+        master = tuple(map(operator.add, mine, ahead))
         if value is not None:  # must be equal on the owners of all shards
             extra["value"] = mean_loss(value, weight, axis_name)
         inside = tuple(_whole(vectors, like, _as_leaf) for vectors in (got.vectors, master))
         moves, after = run(inside[0], drop_worker_axis(state.inner.value), inside[1], **extra)
         flat = [move.ravel() for move in _some(moves)]
-        master = tuple(m + move for m, move in zip(master, flat, strict=True))
-
-        lacks = tuple(new - old for new, old in zip(master, mine, strict=True))
+        master = tuple(map(operator.add, master, flat))
+        lacks = tuple(map(operator.sub, master, mine))
         # Flag the received gradients too, because the inner optimizer may hide a NaN.
         came = got.stats._replace(finite=_finite.all_finite(got.vectors))
         out = _two_stage.to_all(back, lacks, back.init(likes), likes, comm.fold(1), came)
         change = _rounded(_shards.from_shards(out.vectors, some), _some(updates))
         # The next difference includes the rounding errors of the change and of its sum.
-        steps = zip(mine, _mine(change, workers, axis_name), strict=True)
-        moved = _rounded(tuple(old + step for old, step in steps), _some(params))
-        lacking = tuple(new - now for new, now in zip(master, moved, strict=True))
+        moved = _rounded(map(operator.add, mine, _mine(change, workers, axis_name)), _some(params))
+        lacking = tuple(map(operator.sub, master, moved))
         change: Any = _axes.whole(_whole(change, updates))
         finite = jnp.asarray(out.stats.finite) & _finite.all_finite(out.vectors)
         finite = _pmean.all_finite(Stats(finite), change)
@@ -195,17 +193,17 @@ def sharded(
         error = jax.tree.map(jnp.subtract, x, sent)
         remembered = memory.update(x, error, mean, added)
         old = (state.memory, state.inner, state.ahead)
-        new = (
-            add_worker_axis(remembered),
-            OfShards(add_worker_axis(after)),
-            OfShards(add_worker_axis(lacking)),
-        )
+        new = add_worker_axis(remembered), _of_shards(after), _of_shards(lacking)
         remembered, after, lacking = optax.tree.where(finite, new, old)
         skipped = jnp.where(finite, state.skipped, _count.next_step(state.skipped))
         step = _count.next_step(state.step)
         return change, ShardedState(step, skipped, remembered, after, lacking)
 
     return optax.GradientTransformationExtraArgs(init, _axes.without_explicit(update))
+
+
+def _of_shards(value: PyTree) -> OfShards:
+    return OfShards(add_worker_axis(value))
 
 
 def _mine(tree: PyTree, workers: int, axis_name: AxisName) -> Vectors:

@@ -118,7 +118,8 @@ def check_own(owner: str, loss: Any, axis_name: AxisName) -> None:
     """Refuse a loss that JAX types as equal on all workers."""
     share = f"whose gradient is 1/{_axes.size(axis_name)} of the right one"
     got = f"a constant, or a mean or sum over {axis_name!r}, {share}"
-    remedy = "return it before jax.lax.pmean or psum, and report the pmean."
+    report = f"report jax.lax.pmean(value, {axis_name!r})."
+    remedy = f"return it before jax.lax.pmean or psum, and {report}"
     check(_axes.varies(loss, axis_name), owner, "be of one worker's own batch", got, remedy)
 
 
