@@ -115,7 +115,8 @@ class Place(NamedTuple):
 
 
 def _place(shape: Sequence[int], number: jax.Array, fragments: int) -> Place:
-    axis = _axis(shape, fragments)
+    enough = (axis for axis, rows in enumerate(shape) if rows >= fragments)
+    axis = next(enough, max(range(len(shape)), key=lambda axis: shape[axis]))
     rows = shape[axis]
     each = -(-rows // fragments)
     wanted = number * each
@@ -126,9 +127,3 @@ def _place(shape: Sequence[int], number: jax.Array, fragments: int) -> Place:
         return Place(start, sizes, None)
     own = first + jnp.arange(each) >= wanted
     return Place(start, sizes, jnp.expand_dims(own, [i for i in range(len(shape)) if i != axis]))
-
-
-def _axis(shape: Sequence[int], fragments: int) -> int:
-    """Return the axis whose rows are divided among fragments."""
-    enough = (axis for axis, rows in enumerate(shape) if rows >= fragments)
-    return next(enough, max(range(len(shape)), key=lambda axis: shape[axis]))
