@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -278,27 +278,20 @@ class AcpSgd(Exchange):
         own, first, second = lax.cond(is_first, send_first, send_second)
         (averaged, *exact), stats = comm.mean([own, *dense])
 
-        def factors(vector: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
-            """Return both factors of each matrix; `vector` holds those that travelled."""
-            return (
+        def whole(vector: jax.Array, dense: list[jax.Array]) -> tuple[PyTree, Any]:
+            """Return a tree and its factors; `vector` holds those that travelled."""
+            factors = (
                 optax.tree.where(is_first, _out_of(vector, first), first),
                 optax.tree.where(is_first, second, _out_of(vector, second)),
             )
-
-        def tree(
-            factors: tuple[list[jax.Array], list[jax.Array]], dense: list[jax.Array]
-        ) -> PyTree:
             products = map(product, *_flipped(flips, *factors))
-            return _parts.rebuild(join(leaves, products, dense, self.rank), x)
+            return _parts.rebuild(join(leaves, products, dense, self.rank), x), factors
 
-        common = factors(averaged)
-        kept = AcpSgdState(
-            1 - before.turn,
-            list(map(kept_columns, common[0], before.first)),
-            list(map(kept_columns, common[1], before.second)),
-        )
-        error = jax.tree.map(jnp.subtract, x, tree(factors(own), dense))
-        return Averaged(tree(common, exact), error, State(shared=kept), stats)
+        mean, factors = whole(averaged, exact)
+        pairs = zip(factors, (before.first, before.second), strict=True)
+        kept = (list(map(kept_columns, *pair)) for pair in pairs)
+        error = jax.tree.map(jnp.subtract, x, whole(own, dense)[0])
+        return Averaged(mean, error, State(shared=AcpSgdState(1 - before.turn, *kept)), stats)
 
     def wire_bytes(self, like: PyTree) -> int:
         shapes = matrix_shapes(like, self.rank)
