@@ -271,9 +271,9 @@ def filled(name: str, ratio: float, **options: Any) -> Method:
     return Method(name, fg.Recipe(fg.AllGather(fg.Budget(ratio=ratio)), FEEDBACK), **options)
 
 
-def adam(nu: float) -> Callable[..., Transformation]:
-    """`feedback_adam` with that share of the average."""
-    return functools.partial(fg.optimizers.feedback_adam, nu=nu)
+def adam(lead: float) -> Callable[..., Transformation]:
+    """`feedback_adam` with that share of the gradient."""
+    return functools.partial(fg.optimizers.feedback_adam, lead=lead)
 
 
 def muon(lead: float) -> Callable[..., Transformation]:
@@ -434,10 +434,10 @@ ENDS: list[Method] = [
         two_stages(f"eigenbasis {ratio}x, Muon, lead 0.3", ratio, muon(0.3), turned=True)
         for ratio in (25, 50, 100)
     ),
-    two_stages("two stages 25x, Adam, nu 0.7", 25, adam(0.7)),
+    two_stages("two stages 25x, Adam, lead 0.3", 25, adam(0.3)),
     renamed("EDEN 1 bit, Muon, lead 0.3", "EDEN 1 bit (DRIVE)", optimizer=muon(0.3)),
     renamed("PowerSGD rank 4, Muon, lead 0.3", "PowerSGD rank 4", optimizer=muon(0.3)),
-    renamed("PowerSGD rank 4, Adam, nu 0.7", "PowerSGD rank 4", optimizer=adam(0.7)),
+    renamed("PowerSGD rank 4, Adam, lead 0.3", "PowerSGD rank 4", optimizer=adam(0.3)),
     local_filled("4 local steps of Muon, 25x", 4, 25, muon=True),
     local_filled("4 local steps of Adam, 25x", 4, 25),
     diloco(
@@ -487,7 +487,7 @@ SECONDS: list[Method] = [
     BY_NAME["100x, Muon, lead 0.5"],
     BY_NAME["EDEN 1 bit, Muon, lead 0.3"],
     POWER_SGD,
-    BY_NAME["PowerSGD rank 4, Adam, nu 0.7"],
+    BY_NAME["PowerSGD rank 4, Adam, lead 0.3"],
     BY_NAME["PowerSGD rank 4, Muon, lead 0.3"],
     BY_NAME["two stages 25x, Muon, lead 0.3"],
     BY_NAME["eigenbasis 25x, Muon, lead 0.3"],
@@ -535,7 +535,7 @@ LINKS: dict[str, Method] = {
     "bf16-muon": dataclasses.replace(NARROW, name="bfloat16, Muon", muon=True),
     "muon-local-4": BY_NAME["4 local steps of Muon, 25x"],
     "muon-eden": BY_NAME["EDEN 1 bit, Muon, lead 0.3"],
-    "adam-powersgd": BY_NAME["PowerSGD rank 4, Adam, nu 0.7"],
+    "adam-powersgd": BY_NAME["PowerSGD rank 4, Adam, lead 0.3"],
     "muon-powersgd": BY_NAME["PowerSGD rank 4, Muon, lead 0.3"],
     "muon-100x": BY_NAME["100x, Muon, lead 0.5"],
     "muon-two-25x": BY_NAME["two stages 25x, Muon, lead 0.3"],

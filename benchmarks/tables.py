@@ -158,7 +158,7 @@ TIMED = (
     Timed("dense Muon, bfloat16", "dense, Muon", "bf16-muon", "dense Muon, 16 bits"),
     Timed(
         "feedback_adam, PowerSGD",
-        "PowerSGD rank 4, Adam, nu 0.7",
+        "PowerSGD rank 4, Adam, lead 0.3",
         "adam-powersgd",
         "fftgrad: PowerSGD, Adam",
     ),

@@ -101,18 +101,10 @@ class Comm:
     step: Step = Step()
 
     @classmethod
-    def of(
-        cls,
-        axis_name: AxisName,
-        key: jax.Array | int,
-        number: jax.Array | int = 0,
-    ) -> "Comm":
+    def of(cls, axis_name: AxisName, key: jax.Array | int, number: jax.Array | int = 0) -> "Comm":
         """Make the comm of this worker from a seed or key that all workers share."""
-        shared, local = jax.random.split(
-            jax.random.fold_in(_random.as_key("Comm.of(key)", key), number)
-        )
-        local = jax.random.fold_in(local, _axes.index(axis_name))
-        return cls(axis_name, Step(number, shared, local))
+        key = jax.random.fold_in(_random.as_key("Comm.of(key)", key), number)
+        return cls(axis_name, Step.of(key, number).fold_local(_axes.index(axis_name)))
 
     @property
     def workers(self) -> int:
@@ -201,11 +193,9 @@ class Comm:
             return tree
         # The other workers add zeros to one sum, because XLA has no broadcast from a worker that is
         # chosen at run time.
-        whole = jnp.concatenate([leaf.ravel() for leaf in leaves])
+        whole, restore = _shapes.as_one(leaves)
         whole = lax.psum(jnp.where(leads, whole, jnp.zeros((), whole.dtype)), self.axis_name)
-        pieces = _shapes.cut(whole, [leaf.size for leaf in leaves])
-        shaped = [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]
-        return jax.tree.unflatten(structure, shaped)
+        return jax.tree.unflatten(structure, restore(whole))
 
     def max(self, x: jax.Array) -> jax.Array:
         """Return the elementwise maximum over the workers. The values must not contain NaN."""

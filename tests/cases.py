@@ -294,7 +294,7 @@ def averaged(recipe, axis):
 
 METHODS = {name: functools.partial(averaged, recipe) for name, recipe in RECIPES.items()} | {
     "feedback_adam": lambda axis: fg.optimizers.feedback_adam(
-        0.1, fg.methods.top_k(0.2, 4, memory=DECAYED), nu=0.0, axis_name=axis
+        0.1, fg.methods.top_k(0.2, 4, memory=DECAYED), lead=1.0, axis_name=axis
     ),
     "feedback_muon": lambda axis: fg.optimizers.feedback_muon(
         0.1, fg.methods.top_k(0.2, 4), axis_name=axis
@@ -303,7 +303,7 @@ METHODS = {name: functools.partial(averaged, recipe) for name, recipe in RECIPES
         0.1,
         0.5,
         fg.methods.top_k(0.2, 4, transform=fg.Dct(block=16), memory=DECAYED),
-        nu=0.0,
+        lead=1.0,
         axis_name=axis,
     ),
     "scale_by_datalens": lambda axis: fg.contrib.votes.scale_by_datalens(

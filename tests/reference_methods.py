@@ -104,9 +104,9 @@ class TopK(Oracle):
 class FeedbackSgd(Oracle):
     """Top-k of all leaves together, feedback, and quasi-hyperbolic momentum (arXiv:1810.06801)."""
 
-    def __init__(self, learning_rate, momentum, fraction, nu, decay=1.0):
+    def __init__(self, learning_rate, momentum, fraction, lead, decay=1.0):
         super().__init__()
-        self.rate, self.momentum, self.nu = learning_rate, momentum, nu
+        self.rate, self.momentum, self.lead = learning_rate, momentum, lead
         self.fraction, self.decay, self.m = fraction, decay, None
 
     def step(self, grads):
@@ -117,8 +117,8 @@ class FeedbackSgd(Oracle):
         self.m = zeros(g) if self.m is None else self.m
         for name, leaf in g.items():
             self.m[name] = self.momentum * self.m[name] + (1 - self.momentum) * leaf
-        nu = self.nu
-        return {name: (1 - nu) * leaf + nu * self.m[name] / correct for name, leaf in g.items()}
+        lead = self.lead
+        return {name: lead * leaf + (1 - lead) * self.m[name] / correct for name, leaf in g.items()}
 
     def average(self, grads):
         sent = []
@@ -133,8 +133,8 @@ class FeedbackSgd(Oracle):
 class FeedbackAdam(FeedbackSgd):
     """The same in front of Adam's root (QHAdam)."""
 
-    def __init__(self, learning_rate, fraction, nu, b2=0.99):
-        super().__init__(learning_rate, 0.9, fraction, nu)
+    def __init__(self, learning_rate, fraction, lead, b2=0.99):
+        super().__init__(learning_rate, 0.9, fraction, lead)
         self.b2, self.v = b2, None
 
     def step(self, grads):

@@ -256,8 +256,8 @@ def test_a_traced_number_is_refused():
 
 
 def test_numbers_of_numpy_are_in_the_code_of_a_plan():
-    optimizer = functools.partial(fg.optimizers.feedback_adam, nu=np.float32(0.5))
+    optimizer = functools.partial(fg.optimizers.feedback_adam, lead=np.float32(0.5))
     row = fg.planning.Candidate("row", fg.methods.top_k(F(0.5)), optimizer=optimizer, steps=2)
     assert "np." not in row.code("data")
-    assert "nu=0.5" in row.code("data")
+    assert "lead=0.5" in row.code("data")
     assert type(row.steps) is float

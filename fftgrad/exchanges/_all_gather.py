@@ -108,12 +108,8 @@ def clipped_mean(decode: Callable[[Any], Vectors], sent: Any, shares: jax.Array)
 
         Σ s_i v_i · min(1, median_j ||v_j|| / ||v_i||).
 
-    The median is over the workers with a positive share and a non-zero vector.
-
-    Args:
-      decode: function from one payload to its vectors.
-      sent: payloads of all w workers, stacked.
-      shares: share of each worker in the mean, float32[w].
+    The median is over the workers with a positive share and a non-zero vector. `decode` turns a
+    payload into its vectors, `sent` are the payloads of all workers, stacked.
     """
 
     def lengths(payload: Any) -> jax.Array:
@@ -122,7 +118,9 @@ def clipped_mean(decode: Callable[[Any], Vectors], sent: Any, shares: jax.Array)
     norms = lax.map(lengths, sent)  # [workers, parts]; in turn, to hold one vector at a time
     counts = (shares > 0)[:, None]
     speaks = counts & (norms != 0)
-    median = _median(jnp.where(speaks, norms, jnp.inf), jnp.sum(speaks, axis=0))
+    ordered, number = jnp.sort(jnp.where(speaks, norms, jnp.inf), axis=0), jnp.sum(speaks, axis=0)
+    middle = jnp.stack([jnp.maximum(number - 1, 0) // 2, number // 2])
+    median = jnp.mean(jnp.take_along_axis(ordered, middle, axis=0), axis=0)
     clip = jnp.minimum(1.0, median[None] / _quantizers.divisor(norms))
     weights = shares[:, None] * jnp.where(counts, clip, 0.0)
 
@@ -134,10 +132,3 @@ def clipped_mean(decode: Callable[[Any], Vectors], sent: Any, shares: jax.Array)
     like = jax.eval_shape(decode, jax.tree.map(lambda leaf: leaf[0], sent))
     zeros = tuple(jnp.zeros(v.shape, v.dtype) for v in like)
     return lax.scan(add, zeros, (sent, weights))[0]  # in worker order
-
-
-def _median(values: jax.Array, number: jax.Array) -> jax.Array:
-    """Return the median of the `number` smallest values of each column."""
-    ordered = jnp.sort(values, axis=0)
-    middle = jnp.stack([jnp.maximum(number - 1, 0) // 2, number // 2])
-    return jnp.mean(jnp.take_along_axis(ordered, middle, axis=0), axis=0)

@@ -3,16 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from fftgrad._contracts import (
-    Averaged,
-    Codec,
-    Comm,
-    Exchange,
-    PyTree,
-    Scope,
-    Selector,
-    State,
-)
+from fftgrad._contracts import Averaged, Codec, Comm, Exchange, PyTree, Scope, Selector, State
 from fftgrad._values import check, value
 from fftgrad.codecs import _chain
 from fftgrad.codecs._transforms import Identity
@@ -25,7 +16,7 @@ class AllReduce(Exchange):
     """Exchange: sum the payloads with one all-reduce; without a codec, the dense mean.
 
     For w workers: mean = decompress(Σ_i compress(x_i / w)). The division comes first, so the sum
-    is finite if the mean is. With 4 workers and x_i = [i, 2i], every worker gets [1.5, 3].
+    is finite if the mean is.
 
     Args:
       codec: a summable codec, or a rule from a part's name and shape to one. `Identity()` is the

@@ -6,14 +6,14 @@ A part is compressed on its own. The parts of a bucket travel together.
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from fftgrad._contracts import Exchange, Like, PyTree, Scope
+from fftgrad._contracts import Exchange, PyTree, Scope
 from fftgrad._values import check, check_count, check_type, value
 from fftgrad.ops import _shapes
 from fftgrad.ops._shapes import by_path
@@ -25,15 +25,10 @@ BUCKET_LIMIT = 2**30
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=["name"])
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Vector that is compressed on its own: a group of leaves, or a piece of a long one.
+    """Vector that is compressed on its own: a group of leaves, or a piece of a long one."""
 
-    Attributes:
-      name: name of the group: "model", a leaf's path, or a name returned by the scope.
-      value: float32 array. A single leaf keeps its shape; several leaves become one vector.
-    """
-
-    name: str
-    value: Any
+    name: str  # "model", a leaf's path, or a name returned by the scope
+    value: Any  # float32 array; a single leaf keeps its shape, several leaves become one vector
 
 
 Bucket: TypeAlias = tuple[Part, ...]
@@ -41,14 +36,6 @@ Bucket: TypeAlias = tuple[Part, ...]
 
 Join: TypeAlias = Callable[[list[Bucket]], PyTree]
 """Function from transformed buckets back to a tree of float32 leaves."""
-
-
-class Member(NamedTuple):
-    """A leaf of a group: its position among all leaves, its path, and its array."""
-
-    number: int
-    path: str
-    leaf: Any
 
 
 @value
@@ -70,8 +57,7 @@ class Bucketing:
         parameters.
 
     Raises:
-      ValueError: if an argument is out of range.
-      TypeError: if `bucket_bytes` is no int; while tracing, if the function returns no name.
+      TypeError: while tracing, if the function returns no name.
 
     Example:
       >>> params = {"w": jnp.ones((100, 100)), "b": jnp.ones(100)}
@@ -140,57 +126,49 @@ def link_bytes(exchange: Exchange, tree: PyTree, workers: int, bucketing: Bucket
 
 
 def to_buckets(tree: PyTree, bucketing: Bucketing) -> tuple[list[Bucket], Join]:
-    """Cut a tree into float32 parts in buckets of limited size, and return the inverse too.
-
-    The inverse makes a tree of float32 leaves.
-    """
+    """Cut a tree into float32 parts in buckets of limited size, and return the inverse too."""
     buckets: list[list[Part]] = []
     room = 0
-    by_name = groups(tree, bucketing)
-    for name, members in by_name.items():
-        for part in _pieces(name, [member.leaf for member in members], bucketing):
+    leaves, structure = jax.tree.flatten(tree)
+    groups = _groups(tree, bucketing)
+    for name, numbers in groups.items():
+        for part in _pieces(name, [leaves[i] for i in numbers], bucketing):
             if part.value.size > room:
                 buckets.append([])
                 room = bucketing.limit
             buckets[-1].append(part)
             room -= part.value.size
+
+    def join(buckets: list[Bucket]) -> PyTree:
+        pieces: dict[str, list[jax.Array]] = {}  # of each part, in the order of the buckets
+        for part in itertools.chain(*buckets):
+            pieces.setdefault(part.name, []).append(part.value.ravel())
+        out: list[Any] = [None] * len(leaves)
+        for name, numbers in groups.items():
+            sizes = [leaves[i].size for i in numbers]
+            for i, flat in zip(numbers, _recut(pieces.get(name, []), sizes), strict=True):
+                out[i] = flat.reshape(leaves[i].shape)
+        return jax.tree.unflatten(structure, out)
+
     # A bucket holds at most one piece of a part, because two exceed its limit.
-    travel = [tuple(sorted(bucket, key=lambda part: part.name)) for bucket in buckets]
-    return travel, functools.partial(_join, by_name, jax.tree.structure(tree))
+    return [tuple(sorted(bucket, key=lambda part: part.name)) for bucket in buckets], join
 
 
-def _join(by_name: dict[str, list[Member]], structure: Any, buckets: list[Bucket]) -> PyTree:
-    pieces: dict[str, list[jax.Array]] = {}  # of each part, in the order of the buckets
-    for part in itertools.chain(*buckets):
-        pieces.setdefault(part.name, []).append(part.value.ravel())
-    out: list[Any] = [None] * structure.num_leaves
-    for name, members in by_name.items():
-        leaves = _uncut(pieces.get(name, []), [member.leaf for member in members])
-        for member, leaf in zip(members, leaves, strict=True):
-            out[member.number] = leaf
-    return jax.tree.unflatten(structure, out)
-
-
-def groups(tree: PyTree, bucketing: Bucketing) -> dict[str, list[Member]]:
-    """Group the leaves by part name, in order of first appearance."""
-    out: dict[str, list[Member]] = {}
-    members = [Member(i, path, leaf) for i, (path, leaf) in enumerate(by_path(tree).items())]
+def _groups(tree: PyTree, bucketing: Bucketing) -> dict[str, list[int]]:
+    """Group the numbers of the leaves by part name, in order of first appearance."""
+    groups: dict[str, list[int]] = {}
+    members = list(enumerate(by_path(tree).items()))
     # A backward pass computes the gradients of the last leaves first.
-    for member in members if bucketing.bucket_bytes is None else reversed(members):
-        name = bucketing.scope or "model"
-        if not isinstance(name, str):
-            name = _name_by(name, member)
+    for i, (path, leaf) in members if bucketing.bucket_bytes is None else reversed(members):
+        name: Any = bucketing.scope or "model"
+        if callable(name):
+            name = name(path, leaf)
+            rule, remedy = f"return a str for leaf {path!r}", "return str(...), or use 'leaf'."
+            check_type(isinstance(name, str), "Bucketing(scope)", rule, name, remedy)
         elif name == "leaf":
-            name = member.path
-        out.setdefault(name, []).append(member)
-    return out
-
-
-def _name_by(scope: Callable[[str, Like], str], member: Member) -> str:
-    name: object = scope(member.path, member.leaf)
-    rule, remedy = f"return a str for leaf {member.path!r}", "return str(...), or use 'leaf'."
-    check_type(isinstance(name, str), "Bucketing(scope)", rule, name, remedy)
-    return name
+            name = path
+        groups.setdefault(name, []).append(i)
+    return groups
 
 
 def _pieces(name: str, leaves: list[jax.Array], bucketing: Bucketing) -> list[Part]:
@@ -202,43 +180,31 @@ def _pieces(name: str, leaves: list[jax.Array], bucketing: Bucketing) -> list[Pa
     limit = BUCKET_LIMIT if len(leaves) == 1 and not one_vector else bucketing.limit
     if len(leaves) == 1 and total <= limit:
         return [Part(name, leaves[0].astype(jnp.float32))]
-    # All pieces but the last have equal length.
-    return [Part(name, vector) for vector in _cut(leaves, -(-total // -(-total // limit)))]
+    size = -(-total // -(-total // limit))  # All pieces but the last have equal length.
+    sizes = [min(size, total - start) for start in range(0, total, size)]
+    flat = [jnp.ravel(leaf).astype(jnp.float32) for leaf in leaves]
+    return [Part(name, vector) for vector in _recut(flat, sizes, lax.split)]
 
 
-def _cut(leaves: list[jax.Array], size: int) -> list[jax.Array]:
-    """Concatenate the leaves and cut them into vectors of `size`; the last may be shorter."""
-    pieces: list[list[jax.Array]] = [[]]
-    room = size
-    for leaf in leaves:
-        flat = jnp.ravel(leaf).astype(jnp.float32)
-        while flat.size:
-            part, flat = flat[:room], flat[room:]
-            pieces[-1].append(part)
-            room -= part.size
-            if not room:
-                room = size
-                pieces.append([])
-    return [jnp.concatenate(parts) for parts in pieces if parts]
+def _recut(
+    vectors: list[jax.Array], sizes: list[int], cut: Callable[..., Any] = _shapes.cut
+) -> list[jax.Array]:
+    """Cut the concatenation of vectors into others of these sizes, without making it."""
+    own = [vector.size for vector in vectors]
+    ends = sorted({0, *itertools.accumulate(own), *itertools.accumulate(sizes)})
+    lengths = [stop - start for start, stop in itertools.pairwise(ends)]
+    rows = zip(vectors, _runs(lengths, own), strict=True)
+    pieces = itertools.chain(*(cut(vector, run) for vector, run in rows if run))
+    groups = [list(itertools.islice(pieces, len(run))) for run in _runs(lengths, sizes)]
+    return [jnp.concatenate(group) if group else jnp.zeros((0,), jnp.float32) for group in groups]
 
 
-def _uncut(vectors: list[jax.Array], likes: list[Like]) -> list[jax.Array]:
-    """Invert `_cut`."""
-    number, room = 0, vectors[0].size if vectors else 0
-    sizes: list[list[int]] = [[] for _ in vectors]
-    counts: list[int] = []  # pieces of each leaf
-    for like in likes:
-        missing = math.prod(like.shape)
-        counts.append(0)
+def _runs(lengths: list[int], sums: list[int]) -> list[list[int]]:
+    """Group lengths into consecutive runs with these sums."""
+    rest, runs = iter(lengths), []
+    for missing in sums:
+        runs.append([])
         while missing:
-            if not room:
-                number += 1
-                room = vectors[number].size
-            sizes[number].append(min(room, missing))
-            counts[-1] += 1
-            missing -= sizes[number][-1]
-            room -= sizes[number][-1]
-    pieces = (p for v, own in zip(vectors, sizes, strict=True) for p in _shapes.cut(v, own))
-    leaves = [list(itertools.islice(pieces, count)) for count in counts]
-    joined = [jnp.concatenate(own) if own else jnp.zeros((0,), jnp.float32) for own in leaves]
-    return [leaf.reshape(like.shape) for leaf, like in zip(joined, likes, strict=True)]
+            runs[-1].append(next(rest))
+            missing -= runs[-1][-1]
+    return runs

@@ -1,7 +1,7 @@
 """Another exchange, in a basis in which the gradients of matrices are sparser."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,31 +19,23 @@ FLOOR = 1e-3
 
 
 class Side(NamedTuple):
-    """Statistics of earlier means along the rows, or the columns, of a matrix.
+    """Statistics of earlier means along the rows, or the columns, of a matrix."""
 
-    Attributes:
-      covariance: moving average of M Mᵀ, or Mᵀ M, float32[d, d].
-      basis: its eigenvectors, in columns, float32[d, d].
-      scale: divisors of the coordinates, float32[d].
-    """
+    covariance: jax.Array  # moving average of M Mᵀ, or Mᵀ M, float32[d, d]
+    basis: jax.Array  # its eigenvectors, in columns, float32[d, d]
+    scale: jax.Array  # divisors of the coordinates, float32[d]
 
-    covariance: jax.Array
-    basis: jax.Array
-    scale: jax.Array
+
+Sides: TypeAlias = tuple[Side | tuple[()], Side | tuple[()]]
+"""Left and right side of a matrix; () for a side that is not rotated."""
 
 
 class EigenbasisState(NamedTuple):
-    """State of `Eigenbasis`, equal on all workers.
+    """State of `Eigenbasis`, equal on all workers."""
 
-    Attributes:
-      sides: left and right side of each leaf; () for a side that is not rotated.
-      steps: number of means so far, int32[].
-      inner: shared state of the inner exchange.
-    """
-
-    sides: tuple[tuple[Side | tuple[()], Side | tuple[()]], ...]
-    steps: jax.Array
-    inner: PyTree
+    sides: tuple[Sides, ...]  # of each leaf
+    steps: jax.Array  # number of means so far, int32[]
+    inner: PyTree  # shared state of the inner exchange
 
 
 @value
@@ -80,8 +72,8 @@ class Eigenbasis(Exchange):
       different bases and means.
 
     Raises:
-      ValueError: if an argument is out of range, or the exchange needs leaves, as `PowerSgd`;
-        while tracing, if it has a memory of its own, as `Hierarchical`.
+      ValueError: if the exchange needs leaves, as `PowerSgd`; while tracing, if it has a memory of
+        its own, as `Hierarchical`.
 
     Example:
       >>> exchange = fg.Eigenbasis(fg.AllGather(fg.Identity()))
@@ -127,34 +119,20 @@ class Eigenbasis(Exchange):
         return state._replace(shared=EigenbasisState(sides, steps, state.shared))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
-        leaves, structure = jax.tree.flatten(x)
-        sides, alike = state.shared.sides, [()] * len(leaves)
-        matrices = [leaf.reshape(_as_matrix(leaf)) for leaf in leaves]
-        turned = _parts.each(_turn, alike, list(zip(matrices, sides, strict=True)))
-        vector = jnp.concatenate([matrix.ravel() for matrix in turned])
+        sides, steps = state.shared.sides, state.shared.steps
+        matrices = [leaf.reshape(_as_matrix(leaf)) for leaf in jax.tree.leaves(x)]
+        turned = _parts.each(_turn, list(zip(matrices, sides, strict=True)))
+        vector, pieces = _shapes.as_one(turned)
         out = self.exchange.mean(vector, state._replace(shared=state.shared.inner), comm)
         rule, remedy = "have no memory of its own", "use TwoStage or AllGather."
         check(out.error is not None, "Eigenbasis(exchange)", rule, repr(self.exchange), remedy)
-
-        def pieces(vector: jax.Array) -> list[jax.Array]:
-            found = _shapes.cut(vector, [matrix.size for matrix in matrices])
-            return [one.reshape(m.shape) for one, m in zip(found, matrices, strict=True)]
-
-        rows = list(
-            zip(pieces(out.mean), pieces(vector - out.error_or_zeros(vector)), sides, strict=True)
-        )
-        back = _parts.each(_turn_back, alike, rows)
-        means, sent = (
-            jax.tree.unflatten(
-                structure, [m.reshape(leaf.shape) for m, leaf in zip(part, leaves, strict=True)]
-            )
-            for part in zip(*back, strict=True)
-        )
-        steps = state.shared.steps
+        mean, sent = pieces(out.mean), pieces(vector - out.error_or_zeros(vector))
+        back = _parts.each(_turn_back, list(zip(mean, sent, sides, strict=True)))
+        mean, sent = (_parts.rebuild(part, x) for part in zip(*back, strict=True))
         learned = self._learned([mean for mean, _ in back], sides, steps)
         shared = EigenbasisState(learned, _count.next_step(steps), out.state.shared)
         return out._replace(
-            mean=means,
+            mean=mean,
             # In parameter coordinates, which include the rounding of the rotation.
             error=jax.tree.map(jnp.subtract, x, sent),
             state=out.state._replace(shared=shared),
@@ -163,17 +141,17 @@ class Eigenbasis(Exchange):
     def _learned(self, means: list[jax.Array], sides: PyTree, steps: jax.Array) -> PyTree:
         """Return the sides after a step."""
 
-        def learn(row: tuple[jax.Array, tuple[Side | tuple[()], ...]]) -> PyTree:
+        def learn(row: tuple[jax.Array, Sides]) -> PyTree:
             mean, own = row
             both = zip(own, (mean, mean.T), strict=True)
             return tuple(side and self._with(side, matrix) for side, matrix in both)
 
-        learned = _parts.each(learn, [()] * len(means), list(zip(means, sides, strict=True)))
+        learned = _parts.each(learn, list(zip(means, sides, strict=True)))
         due = (steps % self.every == 0) | (steps < self.every)
 
         def renewed(learned: PyTree) -> PyTree:
             flat = [side for own in learned for side in own if side]
-            new = iter(_parts.each(self._renewed, [()] * len(flat), flat))
+            new = iter(_parts.each(self._renewed, flat))
             return [tuple(side and next(new) for side in own) for own in learned]
 
         return tuple(lax.cond(due, renewed, lambda learned: learned, learned))
@@ -213,7 +191,7 @@ def _vector(like: PyTree) -> Like:
     return jax.ShapeDtypeStruct((size,), jnp.float32)
 
 
-def _turn(row: tuple[jax.Array, tuple[Side | tuple[()], Side | tuple[()]]]) -> jax.Array:
+def _turn(row: tuple[jax.Array, Sides]) -> jax.Array:
     """Rotate a matrix into the coordinates of its sides."""
     matrix, (left, right) = row
     if left:

@@ -83,12 +83,16 @@ class Hierarchical(Exchange):
         return self.slow.scope
 
     def init(self, like: PyTree) -> State:
-        pieces = self._pieces_like(like)
+        pieces = _shards.shard_likes(like, self.workers)
         slow = self.slow.init(pieces)
-        _check_scalars(self.slow, slow.shared)
+        # Shared arrays would differ between pieces.
+        arrays = [leaf for leaf in jax.tree.leaves(slow.shared) if jnp.ndim(leaf)]
+        rule, remedy = "have no shared arrays in its state", "use LeaderTopK(codec) or TwoStage."
+        check(not arrays, "Hierarchical(slow)", rule, self.slow, remedy)
         # The group owns the slow exchange's state of a piece, as it owns the memory.
         memory, learned = self.memory.init(pieces), (slow.own, slow.shards)
-        return State(slow.shared, shards=_shards.start(like, memory, learned, self.workers))
+        sizes = jnp.asarray([part.size for part in jax.tree.leaves(like)], jnp.int32)
+        return State(slow.shared, shards=Shards(memory, sizes, jnp.int32(self.workers), learned))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         slow, fast = comm.along(self._slow_axes(comm)), comm.along(self.fast_axis)
@@ -112,9 +116,9 @@ class Hierarchical(Exchange):
         )
 
     def wire_bytes(self, like: PyTree) -> int:
-        pieces = jax.tree.leaves(self._pieces_like(like))
-        values = sum(piece.size for piece in pieces) * (self.workers + 1) + self.workers
-        return self.slow.wire_bytes(self._pieces_like(like)) + 4 * values + 4
+        pieces = _shards.shard_likes(like, self.workers)
+        size = sum(piece.size for piece in jax.tree.leaves(pieces))
+        return self.slow.wire_bytes(pieces) + 4 * (size * (self.workers + 1) + self.workers + 1)
 
     def link_bytes(self, like: PyTree, workers: int) -> float:
         """Return the bytes over the slow link of each of `workers` workers, fast ones included."""
@@ -122,7 +126,7 @@ class Hierarchical(Exchange):
         rule = f"be a multiple of the {self.workers} workers along the fast axis"
         fine = slow * self.workers == workers
         check(fine, "Hierarchical.link_bytes(workers)", rule, workers, "count all workers.")
-        return self.slow.link_bytes(self._pieces_like(like), slow)
+        return self.slow.link_bytes(_shards.shard_likes(like, self.workers), slow)
 
     def _slow_axes(self, comm: Comm) -> AxisName:
         _axes.check_workers("Hierarchical", self.workers, self.fast_axis)
@@ -134,9 +138,6 @@ class Hierarchical(Exchange):
         check(fine, argument, rule, repr(comm.axis_name), remedy)
         return slow
 
-    def _pieces_like(self, like: PyTree) -> PyTree:
-        return _shards.shard_likes(like, self.workers)
-
     def _scatter(self, x: PyTree, fast: Comm) -> PyTree:
         """Average this worker's piece of each part over the group."""
         rows = _shards.to_shards(x, self.workers)
@@ -146,7 +147,7 @@ class Hierarchical(Exchange):
         sizes = [row.shape[1] for row in rows]
         words = fast.all_to_all(_to_words(jnp.concatenate(rows, axis=1)))
         # Divide first, so that no sum of finite values overflows.
-        received = _from_words(words) * (1.0 / self.workers)
+        received = lax.bitcast_convert_type(words, jnp.float32) * (1.0 / self.workers)
         total = received[0]
         for row in received[1:]:  # in worker order, which a sum over an axis does not ensure
             total = total + row
@@ -160,20 +161,11 @@ class Hierarchical(Exchange):
         rows = fast.all_gather(jnp.concatenate(words))
         sizes = [part.size for part in words]
         *values, counts = jax.vmap(lambda row: _shapes.cut(row, sizes))(rows)
-        whole = _shards.from_shards(list(map(_from_words, values)), like)
-        return whole, Stats(overflow=_count.total(counts.astype(jnp.int32)))
+        values = [lax.bitcast_convert_type(words, jnp.float32) for words in values]
+        return _shards.from_shards(values, like), Stats(
+            overflow=_count.total(counts.astype(jnp.int32))
+        )
 
 
 def _to_words(x: jax.Array) -> jax.Array:
     return _wire.without_gradient(lax.bitcast_convert_type(x, jnp.uint32), x)
-
-
-def _from_words(words: jax.Array) -> jax.Array:
-    return lax.bitcast_convert_type(words, jnp.float32)
-
-
-def _check_scalars(slow: Exchange, shared: PyTree) -> None:
-    """Require shared scalars only, because shared arrays would differ between pieces."""
-    arrays = [path for path, leaf in jax.tree.leaves_with_path(shared) if jnp.ndim(leaf)]
-    remedy = "use LeaderTopK(codec), AllGather or TwoStage."
-    check(not arrays, "Hierarchical(slow)", "have no shared arrays in its state", slow, remedy)

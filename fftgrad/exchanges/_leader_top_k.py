@@ -17,7 +17,7 @@ from fftgrad._contracts import (
     State,
 )
 from fftgrad._values import check, check_count, value
-from fftgrad.codecs._chain import chain, stages
+from fftgrad.codecs._chain import chain, split_linear, stages
 from fftgrad.exchanges import _parts
 from fftgrad.exchanges._parts import Codecs, Likes, Parts, Vectors
 from fftgrad.ops import _count, _finite
@@ -25,12 +25,7 @@ from fftgrad.ops._shapes import spec
 
 
 class OwnSelection(NamedTuple):
-    """State of `LeaderTopK` on each worker.
-
-    Attributes:
-      transforms: states of the transforms.
-      selectors: states of the selectors.
-    """
+    """State of `LeaderTopK` on each worker."""
 
     transforms: PyTree
     selectors: PyTree
@@ -50,9 +45,6 @@ class LeaderTopK(Exchange):
     the number of workers, unlike those of `AllGather`. A linear transform may precede the selector,
     because it commutes with the sum.
 
-    With 2 workers, k = 1 and x_0 = [4, 1], x_1 = [1, 2], at step 0 both send coefficient 0 and the
-    mean is [2.5, 0]; at step 1 it is [0, 1.5].
-
     Args:
       codec: linear transforms, then a selector such as `TopK` or `ChunkTopK`; without a selector
         the part is summed dense. Or a rule from a part's name and shape to such a codec.
@@ -70,8 +62,8 @@ class LeaderTopK(Exchange):
       leader's words and zeros, because XLA has no broadcast from a worker chosen at run time.
 
     Raises:
-      ValueError: if the leader is negative; while tracing, if the chain has other stages than
-        linear transforms and one selector, or the leader is no worker.
+      ValueError: while tracing, if the chain has other stages than linear transforms and one
+        selector, or the leader is no worker.
 
     Example:
       >>> exchange = fg.LeaderTopK(fg.TopK(k=1))
@@ -103,14 +95,17 @@ class LeaderTopK(Exchange):
     def init(self, like: PyTree) -> State:
         likes = _parts.vector_likes(like)
         linear, selectors = self._split(like, likes)
-        coefficients = _mains(linear, likes)
+        coefficients = linear.mains(likes)
         return State(own=OwnSelection(linear.init(likes), selectors.init(coefficients)))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         likes, step = _parts.vector_likes(x), comm.step
         linear, selectors = self._split(x, likes)
         vectors = _parts.vectors(x)
-        leads = comm.index == _leader_number(self.leader, comm)
+        if self.leader is not None:
+            check_count("LeaderTopK(leader)", self.leader, IN_TURN, 0, comm.workers - 1)
+        in_turn = self.leader is None
+        leads = comm.index == (comm.step.number % comm.workers if in_turn else self.leader)
         spectra = linear.compress(vectors, state.own.transforms, step)
         z = tuple(p.main for p in spectra.payloads)
 
@@ -143,26 +138,19 @@ class LeaderTopK(Exchange):
     def wire_bytes(self, like: PyTree) -> int:
         likes = _parts.vector_likes(like)
         linear, selectors = self._split(like, likes)
-        payloads = selectors.payload_spec(_mains(linear, likes))
+        payloads = selectors.payload_spec(linear.mains(likes))
         sent = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(payloads))
         return 4 + 4 * self._counts(linear, selectors, likes) + sent
 
     def _split(self, like: PyTree, likes: Likes) -> tuple[Parts, Parts]:
         """Split each part's codec into linear transforms and a selector, `Identity` for none."""
-        linear, rest = _parts.codec_of(self.codec, like).split_linear(likes)
+        linear, rest = _parts.codec_of(self.codec, like).split(split_linear, likes)
         for codec in rest.codecs:
             _check_selector(codec)
         return linear, rest
 
     def _counts(self, linear: Parts, selectors: Parts, likes: Likes) -> bool:
-        return linear.counts_overflow(likes) or selectors.counts_overflow(_mains(linear, likes))
-
-
-def _leader_number(leader: int | None, comm: Comm) -> jax.Array | int:
-    """Return the number of the worker that leads in this step."""
-    if leader is None:
-        return comm.step.number % comm.workers
-    return check_count("LeaderTopK(leader)", leader, IN_TURN, 0, comm.workers - 1)
+        return linear.counts_overflow(likes) or selectors.counts_overflow(linear.mains(likes))
 
 
 def _check_selector(codec: Codec) -> None:
@@ -170,7 +158,3 @@ def _check_selector(codec: Codec) -> None:
     rule = "be linear transforms and then TopK or ChunkTopK"
     remedy = "leave quantizers out, or use AllGather."
     check(codec.summable or selects, "LeaderTopK(codec)", rule, repr(codec), remedy)
-
-
-def _mains(linear: Parts, likes: Likes) -> Likes:
-    return tuple(payload.main for payload in linear.payload_spec(likes))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -50,12 +50,9 @@ def split(leaves: Sequence[jax.Array], rank: int) -> tuple[list[jax.Array], list
 def join(
     likes: Iterable[Like], matrices: Iterable[jax.Array], dense: Iterable[jax.Array], rank: int
 ) -> list[jax.Array]:
-    """Invert `split`."""
+    """Invert `split`, except that matrices stay matrices."""
     products, others = iter(matrices), iter(dense)
-    return [
-        next(others) if matrix_shape(like, rank) is None else next(products).reshape(like.shape)
-        for like in likes
-    ]
+    return [next(others if matrix_shape(like, rank) is None else products) for like in likes]
 
 
 def random_factors(like: PyTree, rank: int, axis: int) -> list[jax.Array]:
@@ -67,7 +64,7 @@ def random_factors(like: PyTree, rank: int, axis: int) -> list[jax.Array]:
     found = enumerate(matrix_shape(leaf, rank) for leaf in jax.tree.leaves(like))
     lengths = {i: shape[axis] for i, shape in found if shape is not None}
     seeds = np.array(list(lengths), np.uint32)
-    return _parts.each(drawn, [(length,) for length in lengths.values()], list(seeds))
+    return _parts.each(drawn, list(seeds), [(length,) for length in lengths.values()])
 
 
 def orthonormal(factor: jax.Array) -> jax.Array:
@@ -94,11 +91,9 @@ def iterate(
     Returns P = orthonormal(mean M Q) for the factors Q, then mean Mᵀ P, then the means of the dense
     leaves, which travel with the first sum.
     """
-    lefts = [times(m, factor) for m, factor in zip(matrices, factors, strict=True)]
-    averaged, _ = comm.mean([*lefts, *dense])
+    averaged, _ = comm.mean([*map(times, matrices, factors), *dense])
     lefts = list(map(orthonormal, averaged[: len(matrices)]))
-    products = [times(m.T, left) for m, left in zip(matrices, lefts, strict=True)]
-    rights, _ = comm.mean(products)
+    rights, _ = comm.mean([times(m.T, left) for m, left in zip(matrices, lefts, strict=True)])
     return lefts, rights, averaged[len(matrices) :]
 
 
@@ -140,9 +135,6 @@ class PowerSgd(Exchange):
     Differs from the paper: P is made orthonormal by Householder reflections in place of
       Gram-Schmidt, which divides by zero if a column vanishes.
 
-    Raises:
-      ValueError: if `rank` is not positive.
-
     Example:
       >>> exchange = fg.PowerSgd(rank=1)
       >>> x = jnp.outer(jnp.arange(4.0), jnp.arange(5.0))[None]
@@ -167,13 +159,12 @@ class PowerSgd(Exchange):
         return State(shared=PowerSgdState(random_factors(like, self.rank, axis=1)))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
-        leaves, structure = jax.tree.flatten(x)
-        factors = state.shared.factors
+        leaves, factors = jax.tree.leaves(x), state.shared.factors
         matrices, dense = split(leaves, self.rank)
         lefts, rights, exact = iterate(matrices, factors, dense, comm)
         low_rank = list(map(product, lefts, rights))
         means, sent = (
-            jax.tree.unflatten(structure, join(leaves, low_rank, others, self.rank))
+            _parts.rebuild(join(leaves, low_rank, others, self.rank), x)
             for others in (exact, dense)
         )
         kept = PowerSgdState(list(map(kept_columns, rights, factors)))
@@ -188,16 +179,12 @@ _T = TypeVar("_T")
 
 
 class AcpSgdState(NamedTuple):
-    """State of `AcpSgd`: both factors of each matrix, equal on all workers.
+    """State of `AcpSgd`: both factors of each matrix, equal on all workers."""
 
-    Attributes:
-      turn: factors that travel in the next step, int32: 0 for the first, 1 for the second.
-      first: the left factors, or the right factors of flipped matrices.
-      second: the other factors.
-    """
-
-    turn: jax.Array
-    first: list[jax.Array]
+    turn: (
+        jax.Array
+    )  # factors that travel in the next step, int32: 0 for the first, 1 for the second
+    first: list[jax.Array]  # the left factors, or the right factors of flipped matrices
     second: list[jax.Array]
 
 
@@ -220,9 +207,7 @@ class AcpSgd(Exchange):
     The state counts odd and even steps, because a bad step does not count. By the step number, the
     same factor would then travel twice.
 
-    An array of more axes becomes a matrix with its last axis as columns. Vectors, and arrays that
-    factors would not make smaller, travel dense in the same all-reduce. Its parts are the leaves,
-    in their shapes. Use it with `ErrorFeedback()`.
+    Matrices, dense leaves and parts are those of `PowerSgd`. Use it with `ErrorFeedback()`.
 
     Args:
       rank: number of columns of P and Q.
@@ -239,9 +224,6 @@ class AcpSgd(Exchange):
 
     Differs from the paper: matrices are flipped to balance odd and even steps; orthonormal by
       Householder reflections.
-
-    Raises:
-      ValueError: if `rank` is not positive.
 
     Example:
       >>> exchange = fg.AcpSgd(rank=1)
@@ -272,8 +254,7 @@ class AcpSgd(Exchange):
         return State(shared=AcpSgdState(jnp.zeros((), jnp.int32), *factors))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
-        leaves, structure = jax.tree.flatten(x)
-        before: AcpSgdState = state.shared
+        leaves, before = jax.tree.leaves(x), state.shared
         matrices, dense = split(leaves, self.rank)
         flips = _flips(matrix_shapes(leaves, self.rank))
         turned = [m.T if flip else m for m, flip in zip(matrices, flips, strict=True)]
@@ -281,38 +262,31 @@ class AcpSgd(Exchange):
 
         def send_first() -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
             bases = list(map(orthonormal, before.second))
-            return _in_room(_products(turned, bases), room), before.first, bases
+            return _in_room(map(times, turned, bases), room), before.first, bases
 
         def send_second() -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
             bases = list(map(orthonormal, before.first))
-            return _in_room(_products([m.T for m in turned], bases), room), bases, before.second
+            return _in_room(map(times, [m.T for m in turned], bases), room), bases, before.second
 
         is_first = before.turn == 0
         # The collective stays outside the condition, so that a scheduler can overlap it.
         own, first, second = lax.cond(is_first, send_first, send_second)
         (averaged, *exact), stats = comm.mean([own, *dense])
 
-        def factors(vector: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
-            """Return both factors of each matrix; `vector` holds those that travelled."""
-            return (
+        def whole(vector: jax.Array, dense: list[jax.Array]) -> tuple[PyTree, Any]:
+            """Return a tree and its factors; `vector` holds those that travelled."""
+            factors = (
                 optax.tree.where(is_first, _out_of(vector, first), first),
                 optax.tree.where(is_first, second, _out_of(vector, second)),
             )
-
-        def tree(
-            factors: tuple[list[jax.Array], list[jax.Array]], dense: list[jax.Array]
-        ) -> PyTree:
             products = map(product, *_flipped(flips, *factors))
-            return jax.tree.unflatten(structure, join(leaves, products, dense, self.rank))
+            return _parts.rebuild(join(leaves, products, dense, self.rank), x), factors
 
-        common = factors(averaged)
-        kept = AcpSgdState(
-            1 - before.turn,
-            list(map(kept_columns, common[0], before.first)),
-            list(map(kept_columns, common[1], before.second)),
-        )
-        error = jax.tree.map(jnp.subtract, x, tree(factors(own), dense))
-        return Averaged(tree(common, exact), error, State(shared=kept), stats)
+        mean, factors = whole(averaged, exact)
+        pairs = zip(factors, (before.first, before.second), strict=True)
+        kept = (list(map(kept_columns, *pair)) for pair in pairs)
+        error = jax.tree.map(jnp.subtract, x, whole(own, dense)[0])
+        return Averaged(mean, error, State(shared=AcpSgdState(1 - before.turn, *kept)), stats)
 
     def wire_bytes(self, like: PyTree) -> int:
         shapes = matrix_shapes(like, self.rank)
@@ -338,19 +312,15 @@ def _flipped(flips: Sequence[bool], a: Sequence[_T], b: Sequence[_T]) -> tuple[l
     return [x for x, _ in pairs], [y for _, y in pairs]
 
 
-def _products(matrices: Sequence[jax.Array], bases: Sequence[jax.Array]) -> list[jax.Array]:
-    return [times(m, base) for m, base in zip(matrices, bases, strict=True)]
-
-
 def _size(factors: Sequence[jax.Array]) -> int:
     return sum(factor.size for factor in factors)
 
 
-def _in_room(factors: Sequence[jax.Array], room: int) -> jax.Array:
-    whole, _ = _shapes.as_one(factors)
+def _in_room(factors: Iterable[jax.Array], room: int) -> jax.Array:
+    whole, _ = _shapes.as_one(list(factors))
     return jnp.pad(whole, (0, room - whole.size))
 
 
 def _out_of(vector: jax.Array, likes: Sequence[jax.Array]) -> list[jax.Array]:
     pieces = _shapes.cut(vector[: _size(likes)], [like.size for like in likes])
-    return [piece.reshape(like.shape) for piece, like in zip(pieces, likes, strict=True)]
+    return _parts.rebuild(pieces, likes)

@@ -14,17 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fftgrad._contracts import (
-    Codec,
-    Compressed,
-    Exchange,
-    Like,
-    Payload,
-    PyTree,
-    Scope,
-    Selector,
-    Step,
-)
+from fftgrad._contracts import Codec, Exchange, Like, Payload, PyTree, Scope, Selector, Step
 from fftgrad._values import check, check_count, check_kind, value
 from fftgrad.codecs import _chain, _sum
 from fftgrad.codecs._transforms import Identity
@@ -69,7 +59,6 @@ class SmallDense:
       max_size: most values of a small leaf.
 
     Raises:
-      TypeError: if `codec` is no codec.
       ValueError: while tracing, if the parts are not those of its own `scope`.
 
     Example:
@@ -117,7 +106,7 @@ Payloads = tuple[Payload, ...]
 
 
 class CompressedParts(NamedTuple):
-    """Result of `Parts.compress`: a `Compressed` for all parts."""
+    """Result of `Parts.compress`."""
 
     payloads: Payloads
     overflow: jax.Array | int
@@ -138,20 +127,12 @@ class Parts:
         return tuple(codec.init(like) for codec, like in self._with(likes))
 
     def compress(self, vectors: Vectors, state: tuple[PyTree, ...], step: Step) -> CompressedParts:
-        def one(codec: Codec, row: Any) -> Compressed:
-            number, vector, before = row
-            return _chain.compress(codec, vector, before, own_step(step, number))
-
-        outs = self._each(one, step, (), vectors, state)
+        outs = self._each(_chain.compress, step, (vectors, state))
         payloads, overflows, states = zip(*outs, strict=True) if outs else ((), (), ())
         return CompressedParts(payloads, functools.reduce(_count.add, overflows, 0), states)
 
     def decompress(self, payloads: Payloads, likes: Likes, step: Step) -> Vectors:
-        def one(codec: Codec, like: Like, row: Any) -> jax.Array:
-            number, payload = row
-            return _chain.decompress(codec, payload, like, own_step(step, number))
-
-        return tuple(self._each(one, step, (likes,), payloads))
+        return tuple(self._each(_chain.decompress, step, (payloads,), likes))
 
     def error(self, vectors: Vectors, payloads: Payloads, likes: Likes, step: Step) -> Vectors:
         """Subtract the decoded payloads of one worker from `vectors`."""
@@ -161,11 +142,10 @@ class Parts:
             sent = self.decompress(payloads, likes, step)
             return tuple(x - own for x, own in zip(vectors, sent, strict=True))
 
-        def one(codec: Codec, row: Any) -> jax.Array:
-            number, vector, payload = row
-            return _sum.add(codec, vector, payload, -1.0, own_step(step, number))
+        def one(codec: Codec, vector: jax.Array, payload: Payload, own: Step) -> jax.Array:
+            return _sum.add(codec, vector, payload, -1.0, own)
 
-        return tuple(self._each(one, step, (), vectors, payloads))
+        return tuple(self._each(one, step, (vectors, payloads)))
 
     def mean(
         self,
@@ -184,36 +164,27 @@ class Parts:
         """
         leaves = jax.tree.leaves(payloads)
         scale = 1.0 / (leaves[0].shape[0] if leaves else 1) if shares is None else shares
-        linear, rest = self.split_for_sum(likes)
-        coefficients = tuple(payload.main for payload in linear.payload_spec(likes))
+        linear, rest = self.split(_chain.split_for_sum, likes)
+        coefficients = linear.mains(likes)
         starts = tuple(jnp.broadcast_to(start.astype(c.dtype), c.shape) for c in coefficients)
         # The summable prefix has no side parts, so the leaves are the same.
         inner = jax.tree.unflatten(jax.tree.structure(rest.payload_spec(coefficients)), leaves)
 
-        def one(codec: Codec, row: Any) -> jax.Array:
-            number, total, stacked = row
-            own = own_step(step, number)
+        def one(codec: Codec, total: jax.Array, stacked: Payload, own: Step) -> jax.Array:
             return _sum.add_each(codec, total, stacked, scale, own, shards=shards)
 
-        totals = tuple(rest._each(one, step, (), starts, inner))
-        return linear.undo_linear(totals, likes, step)
+        return linear.undo_linear(tuple(rest._each(one, step, (starts, inner))), likes, step)
 
     def undo_linear(self, totals: Vectors, likes: Likes, step: Step) -> Vectors:
         """Decode sums of the main parts of linear codecs."""
+        return tuple(self._each(_chain.undo_linear, step, (totals,), likes))
 
-        def one(codec: Codec, like: Like, row: Any) -> jax.Array:
-            number, total = row
-            return _chain.undo_linear(codec, total, like, own_step(step, number))
-
-        return tuple(self._each(one, step, (likes,), totals))
-
-    def split_for_sum(self, likes: Likes) -> tuple["Parts", "Parts"]:
-        """Split into stages undone once for a sum, and stages undone for each payload."""
-        return _unzip(_chain.split_for_sum(codec, like) for codec, like in self._with(likes))
-
-    def split_linear(self, likes: Likes) -> tuple["Parts", "Parts"]:
-        """Split into the longest summable prefixes and the rest."""
-        return _unzip(_chain.split_linear(codec, like) for codec, like in self._with(likes))
+    def split(
+        self, how: Callable[[Codec, Like], tuple[Codec, Codec]], likes: Likes
+    ) -> tuple["Parts", "Parts"]:
+        """Split each codec in two."""
+        pairs = [how(*pair) for pair in self._with(likes)]
+        return Parts(tuple(first for first, _ in pairs)), Parts(tuple(last for _, last in pairs))
 
     def side_by_side(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Return `jax.vmap(run)` of a function that calls this codec."""
@@ -226,6 +197,10 @@ class Parts:
     def payload_spec(self, likes: Likes) -> Payloads:
         return tuple(_chain.payload_spec(codec, like) for codec, like in self._with(likes))
 
+    def mains(self, likes: Likes) -> Likes:
+        """Return the shapes of the main parts of the payloads."""
+        return tuple(payload.main for payload in self.payload_spec(likes))
+
     def counts_overflow(self, likes: Likes) -> bool:
         return any(_chain.counts_overflow(codec, like) for codec, like in self._with(likes))
 
@@ -233,15 +208,20 @@ class Parts:
         self,
         verb: Callable[..., Any],
         step: Step,
-        statics: tuple[Likes, ...],
-        *arrays: Sequence[PyTree],
+        arrays: tuple[Sequence[PyTree], ...],
+        *statics: Likes,
     ) -> list[Any]:
-        """Call `verb(codec, *static, (number, *array))` for each part."""
+        """Call `verb(codec, *array, *static, step)` for each part, with the step of the part."""
+
+        def one(codec: Codec, *own: Any) -> Any:
+            *static, (number, *row) = own
+            return verb(codec, *row, *static, own_step(step, number))
+
         numbers = np.arange(len(self.codecs), dtype=np.int32)
         rows = list(zip(numbers, *arrays, strict=True))
         # Parts encoded alone may be decoded together, so both must draw the same numbers.
         together = _random.is_same_under_vmap(step.shared)
-        return each(verb, self._with(*statics), rows, together=together)
+        return each(one, rows, self._with(*statics), together=together)
 
     def _with(self, *others: Sequence[Any]) -> list[tuple[Any, ...]]:
         return list(zip(self.codecs, *others, strict=True))
@@ -252,11 +232,6 @@ def own_step(step: Step, number: jax.Array | np.generic) -> Step:
     if isinstance(number, np.generic):  # a part that runs alone
         return step.fold(int(number)) if number else step
     return jax.tree.map(functools.partial(jnp.where, number == 0), step, step.fold(number))
-
-
-def _unzip(pairs: Any) -> tuple[Parts, Parts]:
-    both = list(pairs)
-    return Parts(tuple(a for a, _ in both)), Parts(tuple(b for _, b in both))
 
 
 def codec_of(codec: Codecs, x: PyTree) -> Parts:
@@ -319,29 +294,25 @@ SMALL = 1 << 15
 
 def each(
     verb: Callable[..., Any],
-    statics: Sequence[tuple[Hashable, ...]],
     rows: Sequence[PyTree],
+    statics: Sequence[tuple[Hashable, ...]] | None = None,
     *,
     together: bool = True,
 ) -> list[Any]:
-    """Call `verb(*static, row)` for each part; parts with equal statics and shapes share a call.
+    """Call `verb(*static, row)` for each part, a pure function of its statics and its arrays.
 
-    Args:
-      verb: pure function of static values and a pytree of arrays.
-      statics: static values of each part: its codec, the shape to decode to.
-      rows: arrays of each part.
-      together: True if parts may share a call.
+    If they may run `together`, parts with equal statics and shapes share a call.
     """
-    out: list[Any] = [None] * len(rows)
+    out, statics = [None] * len(rows), statics or [()] * len(rows)
     groups = _groups(statics, rows) if together else [[i] for i in range(len(rows))]
     for numbers in groups:
         run = functools.partial(verb, *statics[numbers[0]])
         if len(numbers) == 1:
             out[numbers[0]] = run(rows[numbers[0]])
             continue
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(rows[i] for i in numbers))
         codecs = (static for static in statics[numbers[0]] if isinstance(static, Codec))
-        selects = any(map(_chain.selects, codecs))
-        results = _run_stacked(run, _stack([rows[i] for i in numbers]), selects)
+        results = _run_stacked(run, stacked, selects=any(map(_chain.selects, codecs)))
         pieces = jax.tree.map(_shapes.unstack, results)
         for place, i in enumerate(numbers):
             out[i] = jax.tree.map(lambda _, own, place=place: own[place], results, pieces)
@@ -354,10 +325,6 @@ def _groups(statics: Sequence[Hashable], rows: Sequence[PyTree]) -> list[list[in
         leaves, structure = jax.tree.flatten(row)
         groups.setdefault((static, structure, *map(jax.typeof, leaves)), []).append(i)
     return list(groups.values())
-
-
-def _stack(rows: Sequence[PyTree]) -> PyTree:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
 
 
 def _run_stacked(run: Callable[[PyTree], PyTree], stacked: PyTree, selects: bool) -> PyTree:

@@ -43,8 +43,7 @@ class QuantizedAllReduce(Exchange):
       large. The paper does not say how the sum travels.
 
     Raises:
-      ValueError: if an argument is out of range; while tracing, if the axis has not `workers`
-        workers.
+      ValueError: while tracing, if the axis has not `workers` workers.
 
     Example:
       >>> exchange = fg.QuantizedAllReduce(workers=2, clip=None)
@@ -101,14 +100,9 @@ class QuantizedAllReduce(Exchange):
         return 4 * (len(parts) + words(sizes, self.levels, self.workers))
 
 
-def base(levels: int, workers: int) -> int:
-    """Return the number of possible sums over workers of integers in -levels ... levels."""
-    return 2 * levels * workers + 1
-
-
 def words(sizes: Sequence[int], levels: int, workers: int) -> int:
     """Return the number of words of vectors of these sizes."""
-    return sum(_codes.words_for_digits(size, base(levels, workers)) for size in sizes)
+    return sum(_codes.words_for_digits(size, 2 * levels * workers + 1) for size in sizes)
 
 
 def add(
@@ -116,17 +110,11 @@ def add(
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """Sum vectors of integers over the workers, and count the workers that set each flag.
 
-    Args:
-      vectors: float32[n] of integers in -levels ... levels.
-      levels: the largest magnitude.
-      comm: comm of the workers.
-      flags: bool[]; each takes a word behind those of the vectors.
-
-    Returns:
-      Integers in float32, in -levels · workers ... levels · workers; uint32[] for each flag.
+    The vectors are float32[n], with integers in -levels ... levels, and so are the sums, in
+    -levels · workers ... levels · workers. Each flag, bool[], takes a word; its count is uint32[].
     """
     workers = comm.workers
-    many = base(levels, workers)
+    many = 2 * levels * workers + 1  # possible sums
     packed = [_codes.pack_digits((vector + levels).astype(jnp.uint32), many) for vector in vectors]
     words = [flag.astype(jnp.uint32)[None] for flag in flags]
     total = comm.sum(jnp.concatenate([*packed, *words]))

@@ -20,9 +20,6 @@ class Recipe:
       memory: memory of the unsent values.
       bucketing: rule for leaves that are compressed together.
 
-    Raises:
-      TypeError: if an argument has another type.
-
     Example:
       >>> method = fg.methods.top_k(fraction=0.01)
       >>> method == fg.Recipe(fg.AllGather(fg.TopK(fraction=0.01)), fg.ErrorFeedback())

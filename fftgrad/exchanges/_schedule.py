@@ -1,7 +1,8 @@
 """Exchanges that change during a run: at given steps, or level by level."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -28,13 +29,32 @@ class Several(Exchange):
         return scopes[0] if scopes else None
 
     def init(self, like: PyTree) -> State:
-        return join([exchange.init(like) for exchange in self.exchanges])
+        return State(*zip(*(exchange.init(like) for exchange in self.exchanges), strict=True))
 
     def wire_bytes(self, like: PyTree) -> int:
         return common("wire_bytes", self, [e.wire_bytes(like) for e in self.exchanges])
 
     def link_bytes(self, like: PyTree, workers: int) -> float:
         return common("link_bytes", self, [e.link_bytes(like, workers) for e in self.exchanges])
+
+    def run(self, index: jax.Array, x: PyTree, state: State, comm: Comm) -> Averaged:
+        """Run exchange `index`, equal on all workers; return the states of all exchanges."""
+        states = [State(*fields) for fields in zip(*state, strict=True)]
+
+        def branch(i: int, x: PyTree, states: list[State]) -> Averaged:
+            out = self.exchanges[i].mean(x, states[i], comm)
+            # Equal types in all branches, whatever each knows about the other axes.
+            like = jax.tree.leaves(out.mean)[0]
+            stats = Stats.of_all([out.stats])
+            every = [*states[:i], out.state, *states[i + 1 :]]
+            return out._replace(
+                error=jax.tree.map(_axes.vary_like, out.error_or_zeros(x), x),
+                state=State(*zip(*every, strict=True)),
+                stats=jax.tree.map(lambda leaf: _axes.vary_like(leaf, like), stats),
+            )
+
+        branches = [functools.partial(branch, i) for i in range(len(self.exchanges))]
+        return lax.switch(index, branches, x, states)
 
 
 _Size = TypeVar("_Size", int, float)
@@ -66,8 +86,7 @@ class Scheduled(Several):
     Claims: those of the running exchange.
 
     Raises:
-      ValueError: if no exchange starts at step 0, or a step is negative.
-      TypeError: if a step is no int or a value no exchange.
+      ValueError: if no exchange starts at step 0.
 
     Example:
       >>> exchange = fg.Scheduled({0: fg.AllReduce(), 500: fg.AllGather(fg.TopK(fraction=0.01))})
@@ -100,48 +119,11 @@ class Scheduled(Several):
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         later = jnp.asarray(self.starts[1:], jnp.int32)
         index = jnp.sum((comm.step.number >= later).astype(jnp.int32))
-        return switch(index, self.exchanges, x, state, comm)
-
-
-def switch(
-    index: jax.Array,
-    exchanges: Sequence[Exchange],
-    x: PyTree,
-    state: State,
-    comm: Comm,
-) -> Averaged:
-    """Run exchange `index`, equal on all workers, on `x`; return the states of all exchanges."""
-    states = [State(*fields) for fields in zip(*state, strict=True)]
-
-    def branch(position: int) -> Callable[[PyTree, list[State]], Averaged]:
-        def run(x: PyTree, states: list[State]) -> Averaged:
-            out = exchanges[position].mean(x, states[position], comm)
-            # Equal types in all branches, whatever each knows about the other axes.
-            like = jax.tree.leaves(out.mean)[0]
-            stats = Stats.of_all([out.stats])
-            return out._replace(
-                error=jax.tree.map(_axes.vary_like, out.error_or_zeros(x), x),
-                state=join([*states[:position], out.state, *states[position + 1 :]]),
-                stats=jax.tree.map(lambda leaf: _axes.vary_like(leaf, like), stats),
-            )
-
-        return run
-
-    return lax.switch(index, list(map(branch, range(len(exchanges)))), x, states)
-
-
-def join(states: Sequence[State]) -> State:
-    """Merge the states of several exchanges into one state, field by field."""
-    return State(*zip(*states, strict=True))
+        return self.run(index, x, state, comm)
 
 
 class LadderState(NamedTuple):
-    """Shared state of `Ladder`.
-
-    Attributes:
-      level: number of the exchange in use.
-      exchanges: shared state of each exchange.
-    """
+    """Shared state of `Ladder`: the number of the exchange in use, and the state of each."""
 
     level: jax.Array
     exchanges: tuple[PyTree, ...]
@@ -164,9 +146,6 @@ class Ladder(Several):
     Wire: of the exchange in use, `.at(level).wire_bytes(x)`.
 
     Claims: those of the exchange in use.
-
-    Raises:
-      ValueError: if there are no exchanges.
 
     Example:
       >>> exchange = fg.Ladder((fg.AllGather(fg.TopK(fraction=0.01)), fg.AllReduce()))
@@ -197,8 +176,7 @@ class Ladder(Several):
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         level, exchanges = state.shared
-        every = state._replace(shared=exchanges)
-        out = switch(level, self.exchanges, x, every, comm)
+        out = self.run(level, x, state._replace(shared=exchanges), comm)
         shared = LadderState(level, out.state.shared)
         return out._replace(state=out.state._replace(shared=shared))
 

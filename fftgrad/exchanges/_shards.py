@@ -61,31 +61,17 @@ def drop_worker_axis(state: PerWorker) -> PyTree:
     for path, leaf in jax.tree.leaves_with_path(state.worker_rows):
         argument = f"compressed_pmean(state{jax.tree_util.keystr(path)})"
         remedy = "use fg.state_specs(opt_state, axis_name) as its in_specs and out_specs."
-        rule, rows = "have one row inside the axis", leaf.shape[0]
-        check(rows == 1, argument, rule, f"{rows} rows", remedy)
+        check(len(leaf) == 1, argument, "have one row inside the axis", len(leaf), remedy)
     return jax.tree.map(lambda a: a[0], state.worker_rows)
 
 
 class Shards(NamedTuple):
-    """Row of a worker in a group, each of which keeps a shard of each part.
+    """Row of a worker in a group, each of which keeps a shard of each part."""
 
-    Attributes:
-      cut_rows: memory state of the shard, to join and cut again for another number of workers.
-      cut_sizes: number of values of each part, int32[parts], to join the shards.
-      cut_number: number of shards, int32[].
-      reset_rows: state that starts fresh with another number of workers.
-    """
-
-    cut_rows: PyTree
-    cut_sizes: jax.Array
-    cut_number: jax.Array
-    reset_rows: PyTree = ()
-
-
-def start(like: PyTree, memory: PyTree, learned: PyTree, number: int) -> Shards:
-    """Make the first state for parts like `like`."""
-    sizes = [math.prod(part.shape) for part in jax.tree.leaves(like)]
-    return Shards(memory, jnp.asarray(sizes, jnp.int32), jnp.int32(number), learned)
+    cut_rows: PyTree  # memory state of the shard, to join and cut again for other workers
+    cut_sizes: jax.Array  # number of values of each part, int32[parts], to join the shards
+    cut_number: jax.Array  # of shards, int32[]
+    reset_rows: PyTree = ()  # state that starts fresh with another number of workers
 
 
 def to_shards(x: PyTree, workers: int) -> list[jax.Array]:
@@ -95,17 +81,14 @@ def to_shards(x: PyTree, workers: int) -> list[jax.Array]:
 
 def from_shards(shards: Sequence[jax.Array], like: PyTree) -> PyTree:
     """Invert `to_shards`."""
-    leaves = jax.tree.leaves(like)
-    flat = [_from_rows(rows, leaf.size) for rows, leaf in zip(shards, leaves, strict=True)]
-    return _parts.rebuild(flat, like)
+    sizes = [leaf.size for leaf in jax.tree.leaves(like)]
+    return _parts.rebuild(list(map(_from_rows, shards, sizes)), like)
 
 
 def shard_likes(like: PyTree, workers: int) -> PyTree:
     """Return the shape and dtype of one shard of each part, in a tree like theirs."""
-    return jax.tree.map(
-        lambda part: jax.ShapeDtypeStruct((-(-math.prod(part.shape) // workers),), jnp.float32),
-        like,
-    )
+    size = lambda part: -(-math.prod(part.shape) // workers)  # noqa: E731
+    return jax.tree.map(lambda part: jax.ShapeDtypeStruct((size(part),), jnp.float32), like)
 
 
 def _to_rows(flat: jax.Array, workers: int) -> jax.Array:

@@ -125,18 +125,10 @@ def _within(row: jax.Array, sent: jax.Array) -> jax.Array:
 
 
 class Half(NamedTuple):
-    """Result of one stage.
+    """Result of one stage."""
 
-    Attributes:
-      vectors: a vector of each part. First stage: the mean of this worker's shard. Second stage:
-        the shards of all owners, [w, size].
-      sent: this worker's rows as the others received them; () in the second stage.
-      state: next state of the codecs.
-      stats: from the headers.
-    """
-
-    vectors: Vectors
-    sent: Vectors
+    vectors: Vectors  # the mean of this worker's shard; second stage: all shards, [w, size]
+    sent: Vectors  # this worker's rows as the others received them; () in the second stage
     state: PyTree
     stats: Stats
 

@@ -155,7 +155,6 @@ class Directions(Exchange):
         return State(shared=_low_rank.random_factors(named, self.rank, axis=1))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
-        parts, structure = jax.tree.flatten(x)
         named = self._flat(x)
         matrices, dense = _low_rank.split(named, self.rank)
         lefts, rights, exact = _low_rank.iterate(matrices, state.shared, dense, comm)
@@ -167,9 +166,7 @@ class Directions(Exchange):
         taken = [(1 - self.decay) * matrix for matrix in low_rank]
 
         def tree(matrices: list[jax.Array], dense: list[jax.Array]) -> PyTree:
-            joined = _low_rank.join(named, matrices, dense, self.rank)
-            shaped = [a.reshape(part.shape) for a, part in zip(joined, parts, strict=True)]
-            return jax.tree.unflatten(structure, shaped)
+            return _parts.rebuild(_low_rank.join(named, matrices, dense, self.rank), x)
 
         return Averaged(
             mean=tree(directions, exact),

@@ -10,7 +10,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory, PyTree
-from fftgrad._values import check_count, check_transformation, check_within
+from fftgrad._values import check, check_count, check_transformation, check_within
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs._levels import BinMeans, LogQuantizer
 from fftgrad.codecs._tiles import Tiles
@@ -125,11 +125,8 @@ def diloco(
       ValueError: while tracing, if `params` is missing, or typed as equal on all workers.
 
     Differs from the papers: the notebook of DiLoCo's authors makes a new inner optimizer in each
-      phase; here it keeps its moments. We compared both in 30 phases of 10 AdamW steps, with 5
-      seeds, each at its best rate. New optimizers reached a lower loss in a regression (0.011
-      against 0.019) and a higher one on digits (0.20 against 0.17). The fragments of Streaming
-      DiLoCo are layers; here they are rows of every layer, so that all have as many bytes and share
-      one program.
+      phase; here it keeps its moments. The fragments of Streaming DiLoCo are layers; here they are
+      rows of every layer, so that all have as many bytes and share one program.
 
     Example:
       >>> import optax
@@ -145,11 +142,8 @@ def diloco(
     check_transformation("diloco(outer)", outer)
     check_count("diloco(sync_every)", sync_every, "use 50.")
     check_count("diloco(fragments)", fragments, f"use {sync_every}.")
-    if sync_every % fragments:
-        raise ValueError(
-            f"diloco(fragments): must be a divisor of sync_every={sync_every}, got {fragments}; "
-            f"use {sync_every}."
-        )
+    fine, rule = sync_every % fragments == 0, f"be a divisor of sync_every={sync_every}"
+    check(fine, "diloco(fragments)", rule, fragments, f"use {sync_every}.")
     check_count("diloco(overlap_steps)", overlap_steps, "use 1.", 0, sync_every - 1)
     check_within("diloco(mixing)", mixing, "[0, 1)", "use 0.5.")
     period = sync_every // fragments
@@ -262,12 +256,10 @@ def _if(
 def check_own(owner: str, params: PyTree, axis_name: AxisName) -> None:
     """Refuse parameters that JAX types as equal on all workers."""
     for path, leaf in jax.tree.leaves_with_path(params):
-        if isinstance(leaf, jax.Array) and not _axes.varies(leaf, axis_name):
-            raise ValueError(
-                f"{owner}.update(params{jax.tree_util.keystr(path)}): must be this worker's own, "
-                f"got one that does not vary over {axis_name!r}; give the parameters a leading "
-                f"axis of workers, and shard it over {axis_name!r}."
-            )
+        own = not isinstance(leaf, jax.Array) or _axes.varies(leaf, axis_name)
+        argument = f"{owner}.update(params{jax.tree_util.keystr(path)})"
+        rule, got = "be this worker's own", f"one that does not vary over {axis_name!r}"
+        check(own, argument, rule, got, "give it a leading axis of workers, and shard this axis.")
 
 
 def finite_step(

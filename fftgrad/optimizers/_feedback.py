@@ -11,7 +11,7 @@ from optax.contrib import MuonDimensionNumbers
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory, PyTree
-from fftgrad._values import check_choice, check_within
+from fftgrad._values import check, check_choice, check_within
 from fftgrad.codecs._budget import Budget
 from fftgrad.exchanges import AllGather, Hierarchical, Recipe
 from fftgrad.exchanges._bucketing import Bucketing
@@ -21,7 +21,6 @@ from fftgrad.training._gradients import widened
 from fftgrad.training._pmean import CompressedPmeanState, NonFinite, compressed_pmean
 
 FILLED = AllGather(Budget(ratio=100))
-WHOLE = "use 0.5, or 1.0 for the whole momentum."
 
 
 class FeedbackState(NamedTuple):
@@ -41,7 +40,7 @@ def feedback_adam(
     exchange: Exchange | Recipe = FILLED,
     memory: Memory | None = None,
     *,
-    nu: float = 0.5,
+    lead: float = 0.5,
     b1: float = 0.9,
     b2: float = 0.99,
     eps: float = 1e-8,
@@ -57,16 +56,17 @@ def feedback_adam(
     momentum of 0.9 is stable up to rate times curvature of 1.0, without delay up to 38. So the
     update contains the new gradient g beside the average m:
 
-        u = ((1 - nu) g + nu m) / (√v + eps).
+        u = (lead g + (1 - lead) m) / (√v + eps).
 
-    That is QHAdam. With nu = 1 it is Adam, with nu = 0 it has no momentum; both reach a higher loss
-    here. Only the residual differs between the workers.
+    That is QHAdam, with lead = 1 - ν. With lead = 0 it is Adam, with lead = 1 it has no momentum;
+    both reach a higher loss here. Only the residual differs between the workers.
 
     Args:
       learning_rate: of Adam, a number or an optax schedule.
       exchange: the exchange of the gradients, or a method, such as `fg.methods.top_k(0.01)`.
       memory: the memory of unsent gradients; by default that of the recipe, or `ErrorFeedback()`.
-      nu: share of the average in the update: 0.7 for two stages, 0.5 for a gather of `Budget(100)`.
+      lead: share of the gradient in the update: 0.3 for two stages, 0.5 for a gather of
+        `Budget(100)`.
       b1: decay of the average.
       b2: decay of Adam's second moment.
       eps: added to the root of the second moment.
@@ -98,23 +98,22 @@ def feedback_adam(
       Stich et al., NeurIPS 2018, arXiv:1809.07599. Ma and Yarats, ICLR 2019, arXiv:1810.06801
       (QHAdam).
     """
-    for name, decay in (("b1", b1), ("b2", b2)):
-        check_number(f"feedback_adam({name})", decay, "[0, 1)", "use 0.9 and 0.99.")
-    check_number("feedback_adam(nu)", nu, "[0, 1]", WHOLE)
+    check_numbers("feedback_adam", "[0, 1)", "use 0.9 and 0.99.", b1=b1, b2=b2)
+    check_numbers("feedback_adam", "[0, 1]", "use 0.5, or 0.0 for Adam alone.", lead=lead)
     adam = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         state = adam.update(updates, state, params)[1]
         average = optax.tree.bias_correction(state.mu, b1, state.count)
         square = optax.tree.bias_correction(state.nu, b2, state.count)
-        led = _led(nu, updates, average)
+        led = _led(lead, updates, average)
         return jax.tree.map(lambda u, v: u / (v**0.5 + eps), led, square), state
 
     return behind_feedback(
         "feedback_adam",
         (exchange, memory, bucketing, non_finite, axis_name),
         optax.GradientTransformation(adam.init, update),
-        *descent("feedback_adam", learning_rate, weight_decay, mask),
+        *(learning_rate, weight_decay, mask),
     )
 
 
@@ -124,7 +123,7 @@ def feedback_sgd(
     exchange: Exchange | Recipe = FILLED,
     memory: Memory | None = None,
     *,
-    nu: float = 0.5,
+    lead: float = 0.5,
     bucketing: Bucketing | None = None,
     non_finite: NonFinite = "skip",
     axis_name: AxisName = "data",
@@ -135,16 +134,16 @@ def feedback_sgd(
     factor, so that tuned learning rates carry over. With m̄ the average of the gradients g, of
     decay m,
 
-        u = ((1 - nu) g + nu m̄) / (1 - m).
+        u = (lead g + (1 - lead) m̄) / (1 - m).
 
-    With nu = 1 it is SGD with momentum. `feedback_adam` explains the share of the gradient.
+    With lead = 0 it is SGD with momentum. `feedback_adam` explains the share of the gradient.
 
     Args:
       learning_rate: as for `optax.sgd(learning_rate, momentum)`, a number or an optax schedule.
       momentum: of the dense optimizer that this replaces.
       exchange: as for `feedback_adam`.
       memory: as for `feedback_adam`.
-      nu: share of the average in the update.
+      lead: share of the gradient in the update.
       bucketing: as for `feedback_adam`.
       non_finite: as for `feedback_adam`.
       axis_name: the axis of the workers.
@@ -163,56 +162,52 @@ def feedback_sgd(
       Stich et al., NeurIPS 2018, arXiv:1809.07599. Ma and Yarats, ICLR 2019, arXiv:1810.06801
       (QHM).
     """
-    remedy = "use that of the dense optimizer, or 0.0."
-    check_number("feedback_sgd(momentum)", momentum, "[0, 1)", remedy)
-    check_number("feedback_sgd(nu)", nu, "[0, 1]", WHOLE)
+    check_numbers("feedback_sgd", "[0, 1)", "use 0.9, or 0.0 for none.", momentum=momentum)
+    check_numbers("feedback_sgd", "[0, 1]", "use 0.5, or 0.0 for momentum alone.", lead=lead)
     ema = optax.ema(momentum, debias=False)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         average, state = ema.update(updates, state, params)
-        return optax.tree.scale(1 / (1 - momentum), _led(nu, updates, average)), state
+        return optax.tree.scale(1 / (1 - momentum), _led(lead, updates, average)), state
 
     return behind_feedback(
         "feedback_sgd",
         (exchange, memory, bucketing, non_finite, axis_name),
         optax.GradientTransformation(ema.init, update),
-        *descent("feedback_sgd", learning_rate),
+        learning_rate,
     )
 
 
-def _led(nu: float, new: Any, average: Any) -> Any:
-    return jax.tree.map(lambda g, m: (1 - nu) * g + nu * m, new, average)
+def _led(lead: float, new: Any, average: Any) -> Any:
+    return jax.tree.map(lambda g, m: lead * g + (1 - lead) * m, new, average)
 
 
-def check_number(argument: str, number: Any, interval: str, remedy: str) -> None:
-    """Refuse a number outside of an interval; injected hyperparameters, arrays, pass."""
-    if not isinstance(number, jax.Array):
-        check_within(argument, number, interval, remedy)
-
-
-def descent(
-    owner: str, learning_rate: optax.ScalarOrSchedule, weight_decay: float = 0.0, mask: Any = None
-) -> tuple[optax.GradientTransformation, ...]:
-    """Return the weight decay and the learning rate as transformations."""
-    if not callable(learning_rate):
-        remedy = "use 3e-4, or an optax schedule."
-        check_number(f"{owner}(learning_rate)", learning_rate, "[0, inf)", remedy)
-    check_number(f"{owner}(weight_decay)", weight_decay, "[0, inf)", "use 0.1, or 0.0 for none.")
-    none = not isinstance(weight_decay, jax.Array) and weight_decay == 0
-    decay = [] if none else [optax.add_decayed_weights(weight_decay, mask)]
-    return *decay, optax.scale_by_learning_rate(learning_rate)
+def check_numbers(owner: str, interval: str, remedy: str, **numbers: Any) -> None:
+    """Refuse numbers outside of an interval; injected hyperparameters, arrays, pass."""
+    for name, number in numbers.items():
+        if not isinstance(number, jax.Array):
+            check_within(f"{owner}({name})", number, interval, remedy)
 
 
 def behind_feedback(
     owner: str,
     mean: tuple[Exchange | Recipe, Memory | None, Bucketing | None, NonFinite, AxisName],
-    *steps: optax.GradientTransformation,
+    direction: optax.GradientTransformation,
+    learning_rate: optax.ScalarOrSchedule,
+    weight_decay: float = 0.0,
+    mask: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Chain a compressed mean and the steps, all of which a bad step leaves unchanged."""
+    """Chain a compressed mean and an optimizer, both of which a bad step leaves unchanged."""
     exchange, memory, bucketing, non_finite, axis_name = mean
     if memory is None and not isinstance(exchange, Recipe):
         memory = NoMemory() if isinstance(exchange, Hierarchical) else ErrorFeedback()
     check_choice(f"{owner}(non_finite)", non_finite, get_args(NonFinite))
+    if not callable(learning_rate):
+        check_numbers(owner, "[0, inf)", "use 3e-4, or a schedule.", learning_rate=learning_rate)
+    check_numbers(owner, "[0, inf)", "use 0.1, or 0.0 for none.", weight_decay=weight_decay)
+    decays = isinstance(weight_decay, jax.Array) or weight_decay != 0
+    decay = [optax.add_decayed_weights(weight_decay, mask)] if decays else []
+    steps = direction, *decay, optax.scale_by_learning_rate(learning_rate)
     # A bad mean may stay NaN here, because the whole step is replaced below.
     compressed: Any = compressed_pmean(exchange, memory, bucketing=bucketing, axis_name=axis_name)
     optimizer = optax.with_extra_args_support(optax.chain(*steps))
@@ -310,9 +305,9 @@ def feedback_muon(
       Jordan et al., 2024, https://kellerjordan.github.io/posts/muon (Muon). Stich et al., NeurIPS
       2018, arXiv:1809.07599.
     """
-    for name, decay in (("beta", beta), ("b1", b1), ("b2", b2)):
-        check_number(f"feedback_muon({name})", decay, "[0, 1)", "use 0.95, 0.9 and 0.99.")
-    check_number("feedback_muon(lead)", lead, "[0, inf)", "use 0.5, or 0.0 for Muon alone.")
+    decays = {"beta": beta, "b1": b1, "b2": b2}
+    check_numbers("feedback_muon", "[0, 1)", "use 0.95, 0.9 and 0.99.", **decays)
+    check_numbers("feedback_muon", "[0, inf)", "use 0.5, or 0.0 for Muon alone.", lead=lead)
     rms = 0.2
     slow = optax.contrib.muon(
         -1.0,
@@ -345,7 +340,7 @@ def feedback_muon(
         "feedback_muon",
         (exchange, memory, bucketing, non_finite, axis_name),
         optax.GradientTransformation(init, update),
-        *descent("feedback_muon", learning_rate, weight_decay, mask),
+        *(learning_rate, weight_decay, mask),
     )
 
 
@@ -407,10 +402,8 @@ def _is_embedding(node: Any) -> bool:
 def refuse_pieces(mean: Any, axis_name: AxisName) -> None:
     """Refuse matrices that are sharded over other axes of a shard_map."""
     for path, leaf in jax.tree.leaves_with_path(mean):
-        others = _axes.varying(leaf).difference(_axes.names(axis_name))
-        if others:
-            raise ValueError(
-                f"feedback_muon.update(updates{jax.tree_util.keystr(path)}): must be whole on each "
-                f"worker, got a gradient that varies over {sorted(others)}; use feedback_adam, or "
-                "leave these axes to XLA by axis_names of shard_map."
-            )
+        others = sorted(_axes.varying(leaf).difference(_axes.names(axis_name)))
+        argument = f"feedback_muon.update(updates{jax.tree_util.keystr(path)})"
+        rule, got = "be whole on each worker", f"a gradient that varies over {others}"
+        remedy = "use feedback_adam, or leave these axes to XLA by axis_names of shard_map."
+        check(not others, argument, rule, got, remedy)

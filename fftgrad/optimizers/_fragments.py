@@ -78,9 +78,13 @@ def put(
 
 def select(states: Sequence[PyTree], number: jax.Array) -> PyTree:
     """Return the state of fragment `number`."""
-    if len(states) == 1:
-        return states[0]
-    return jax.tree.map(lambda *each: _select(number, each), *states)
+
+    def one(out: jax.Array, *others: jax.Array) -> jax.Array:
+        for i, other in enumerate(others, 1):
+            out = jnp.where(number == i, other, out)
+        return out
+
+    return jax.tree.map(one, *states)
 
 
 def replace(
@@ -111,7 +115,8 @@ class Place(NamedTuple):
 
 
 def _place(shape: Sequence[int], number: jax.Array, fragments: int) -> Place:
-    axis = _axis(shape, fragments)
+    enough = (axis for axis, rows in enumerate(shape) if rows >= fragments)
+    axis = next(enough, max(range(len(shape)), key=lambda axis: shape[axis]))
     rows = shape[axis]
     each = -(-rows // fragments)
     wanted = number * each
@@ -122,16 +127,3 @@ def _place(shape: Sequence[int], number: jax.Array, fragments: int) -> Place:
         return Place(start, sizes, None)
     own = first + jnp.arange(each) >= wanted
     return Place(start, sizes, jnp.expand_dims(own, [i for i in range(len(shape)) if i != axis]))
-
-
-def _axis(shape: Sequence[int], fragments: int) -> int:
-    """Return the axis whose rows are divided among fragments."""
-    enough = (axis for axis, rows in enumerate(shape) if rows >= fragments)
-    return next(enough, max(range(len(shape)), key=lambda axis: shape[axis]))
-
-
-def _select(number: jax.Array, cases: Sequence[jax.Array]) -> jax.Array:
-    out = cases[0]
-    for i, case in enumerate(cases[1:], 1):
-        out = jnp.where(number == i, case, out)
-    return out

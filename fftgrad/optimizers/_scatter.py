@@ -9,7 +9,7 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Codec, Comm
-from fftgrad._values import check_kind
+from fftgrad._values import check, check_kind
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs._quantizers import UniformQuantizer
 from fftgrad.codecs._transforms import Hadamard
@@ -69,9 +69,6 @@ def compressed_psum_scatter(
     Claims: unbiased if the codec is. A shard becomes NaN, on its owner only, if a worker's part of
       it is not finite, or was made by another codec or in another step.
 
-    Raises:
-      ValueError: while tracing, if the workers do not divide the axis of `x`.
-
     Example:
       >>> x = jnp.array([[1.0, 2.0, -3.0, 4.0], [1.0, 2.0, 3.0, 4.0]])
       >>> scatter = lambda x: fg.optimizers.compressed_psum_scatter(x, "data", fg.Identity()).shard
@@ -87,11 +84,6 @@ def compressed_psum_scatter(
     workers = comm.workers
     parts = Parts((codec,)).shard(workers)
     axis = normalize_axis_index(scatter_dimension, x.ndim)
-    if x.shape[axis] % workers:
-        raise ValueError(
-            f"{owner}(x): must have a multiple of {workers} workers along axis {axis}, got "
-            f"{x.shape}; pad it with zeros, or cut along another axis."
-        )
     if not x.size:
         shard = lax.slice_in_dim(x, 0, x.shape[axis] // workers, axis=axis)
         return Scattered(shard, x.astype(jnp.float32))
@@ -160,14 +152,11 @@ def compressed_all_gather(
     parts = Parts((codec,))
     axis = normalize_axis_index(gather_dimension, shard.ndim)
     expected = tuple(n * (workers if i == axis else 1) for i, n in enumerate(shard.shape))
-    if reference is not None and reference.shape != expected:
-        raise ValueError(
-            f"{owner}(reference): must be of shape {expected}, got {reference.shape}; pass the "
-            "result of the last gather."
-        )
-    dtype = shard.dtype if reference is None else reference.dtype
+    like = shard if reference is None else reference
+    fine, remedy = reference is None or like.shape == expected, "pass the last result."
+    check(fine, f"{owner}(reference)", f"be of shape {expected}", like.shape, remedy)
     if not shard.size:
-        return jnp.zeros(expected, dtype)
+        return jnp.zeros(expected, like.dtype)
     front, likes = jnp.moveaxis(shard.astype(jnp.float32), axis, 0), _likes(shard.size)
     sends, before = front.ravel(), None
     if reference is not None:
@@ -176,7 +165,7 @@ def compressed_all_gather(
     (rows,) = _two_stage.to_all(parts, (sends,), parts.init(likes), likes, comm).vectors
     rows = rows if before is None else before + rows
     whole = rows.reshape(workers * front.shape[0], *front.shape[1:])
-    return jnp.moveaxis(whole, 0, axis).astype(dtype)
+    return jnp.moveaxis(whole, 0, axis).astype(like.dtype)
 
 
 def _start(
@@ -250,8 +239,6 @@ def gather_parameters(
       differences: `fg.optimizers.sharded` does.
     """
     check_kind("gather_parameters(gradients)", gradients, Codec, REMEDY)
-    if parameters is not None:
-        check_kind("gather_parameters(parameters)", parameters, Codec, REMEDY)
     _axes.size(axis_name, "gather_parameters")
     check_leaf("gather_parameters", "shard", shard)
     axis = normalize_axis_index(dimension, shard.ndim)

@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import functools
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +13,7 @@ import optax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Codec, Comm, Memory, PyTree, Stats
-from fftgrad._values import check_count, check_kind, check_transformation
+from fftgrad._values import check, check_count, check_kind, check_transformation
 from fftgrad.exchanges import _parts, _shards, _two_stage
 from fftgrad.exchanges._parts import Vectors
 from fftgrad.exchanges._shards import Reset, add_worker_axis, drop_worker_axis
@@ -122,7 +124,7 @@ def sharded(
             lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
             _shards.shard_likes(_some(like), workers),
         )
-        shards = _as_leaves(zeros, like)
+        shards = _whole(zeros, like, _as_leaf)
         return ShardedState(
             step=jnp.zeros((), jnp.int32),
             skipped=jnp.zeros((), jnp.int32),
@@ -166,27 +168,25 @@ def sharded(
         got = _two_stage.to_owners(there, rows, before, likes, comm.fold(0))
         mine = _mine(params, workers, axis_name)
         ahead = drop_worker_axis(state.ahead).reset_rows
-        master = tuple(m + a for m, a in zip(mine, ahead, strict=True))
+        master = tuple(map(operator.add, mine, ahead))
         if value is not None:  # must be equal on the owners of all shards
             extra["value"] = mean_loss(value, weight, axis_name)
-        inside = tuple(_as_leaves(vectors, like) for vectors in (got.vectors, master))
+        inside = tuple(_whole(vectors, like, _as_leaf) for vectors in (got.vectors, master))
         moves, after = run(inside[0], drop_worker_axis(state.inner).reset_rows, inside[1], **extra)
         flat = [move.ravel() for move in _some(moves)]
-        master = tuple(m + move for m, move in zip(master, flat, strict=True))
-
-        lacks = tuple(new - old for new, old in zip(master, mine, strict=True))
+        master = tuple(map(operator.add, master, flat))
+        lacks = tuple(map(operator.sub, master, mine))
         # Flag the received gradients too, because the inner optimizer may hide a NaN.
         came = got.stats._replace(finite=_finite.all_finite(got.vectors))
         out = _two_stage.to_all(back, lacks, back.init(likes), likes, comm.fold(1), came)
         change = _rounded(_shards.from_shards(out.vectors, some), _some(updates))
         # The next difference includes the rounding errors of the change and of its sum.
-        steps = zip(mine, _mine(change, workers, axis_name), strict=True)
-        moved = _rounded(tuple(old + step for old, step in steps), _some(params))
-        lacking = tuple(new - now for new, now in zip(master, moved, strict=True))
+        moved = _rounded(map(operator.add, mine, _mine(change, workers, axis_name)), _some(params))
+        lacking = tuple(map(operator.sub, master, moved))
         change: Any = _axes.whole(_whole(change, updates))
         finite = jnp.asarray(out.stats.finite) & _finite.all_finite(out.vectors)
         finite = _pmean.all_finite(Stats(finite), change)
-        change = _pmean.hide_bad("skip", finite, change)
+        change = jax.tree.map(lambda m: jnp.where(finite, m, 0), change)
 
         sent = _whole(_shards.from_shards(got.sent, some), x)
         mean = jax.tree.map(jnp.zeros_like, x)  # no worker has the whole mean
@@ -227,28 +227,22 @@ def _rounded(wide: Any, likes: Any) -> Vectors:
     return tuple(_rounding.rounded(value, like.dtype) for value, like in pairs)
 
 
-def _whole(some: Any, like: PyTree) -> PyTree:
-    """Rebuild a tree like another, in its dtypes, from its leaves that are not empty."""
+def _whole(some: Any, like: PyTree, made: Callable[..., Any] | None = None) -> PyTree:
+    """Rebuild a tree like another from its leaves that are not empty, by default in its dtypes."""
     left = iter(some)
 
     def leaf(like: Any) -> jax.Array:
-        # New zeros, because JAX may type the other leaf as varying.
-        return next(left).astype(like.dtype) if like.size else jnp.zeros(like.shape, like.dtype)
-
-    return jax.tree.map(leaf, like)
-
-
-def _as_leaves(vectors: Any, like: PyTree) -> PyTree:
-    """Arrange flat shards in a tree like the parameters, with as many axes."""
-    left = iter(vectors)
-
-    def leaf(like: Any) -> jax.Array:
         if not like.size:
+            # New zeros, because JAX may type the other leaf as varying.
             return jnp.zeros(like.shape, like.dtype)
-        vector = next(left)
-        return vector.reshape((-1, *[1] * (like.ndim - 1)) if like.ndim else ())
+        return made(next(left), like) if made else next(left).astype(like.dtype)
 
     return jax.tree.map(leaf, like)
+
+
+def _as_leaf(vector: Any, like: Any) -> Any:
+    """Give a flat shard as many axes as its leaf has."""
+    return vector.reshape((-1, *[1] * (like.ndim - 1)) if like.ndim else ())
 
 
 SCALES = 1.0, 300.0, 30.0, 3.0
@@ -266,7 +260,7 @@ def check_inner(inner: optax.GradientTransformation, like: PyTree) -> None:
     def half(leaf: Any) -> Any:
         if not leaf.ndim or not leaf.size:
             return leaf
-        return np.split(np.ravel(leaf), 2)[1].reshape(-1, *[1] * (leaf.ndim - 1))
+        return _as_leaf(np.split(np.ravel(leaf), 2)[1], leaf)
 
     @functools.partial(jax.jit, static_argnums=1)  # eagerly, each operation is a program
     def moves(trees: list[PyTree], of_shards: bool) -> list[Any]:
@@ -280,18 +274,17 @@ def check_inner(inner: optax.GradientTransformation, like: PyTree) -> None:
             found += jax.tree.leaves(move)
         return found
 
-    def probe() -> None:
+    def alike() -> bool:
         whole = [jax.tree.map(lambda leaf, s=s: s * draw(leaf), like) for s in (1.0, *SCALES)]
-        shards = jax.tree.map(half, whole)
-        for one, own in zip(moves(whole, False), moves(shards, True), strict=True):
-            near = 1e-3 * np.max(np.abs(one), initial=0.0)
-            if not np.all(np.abs(half(one) - own) <= near):
-                raise ValueError(
-                    "sharded(inner): must update each value by itself, got one that reads whole "
-                    "leaves, such as a clip by a norm, Adafactor, Muon or schedule-free; use "
-                    "optax.adamw, and clip before it by fg.training.clip_by_local_norm."
-                )
+        found = zip(moves(whole, False), moves(jax.tree.map(half, whole), True), strict=True)
+        size = lambda move: np.max(np.abs(move), initial=0.0)  # noqa: E731
+        return all(size(half(one) - own) <= 1e-3 * size(one) for one, own in found)
 
+    rule, got = (
+        "update each value by itself",
+        "one that reads whole leaves, as a clip by a norm does",
+    )
+    remedy = "use optax.adamw, and clip before it by fg.training.clip_by_local_norm."
     # A thread leaves the trace and the mesh of `init`, in which arrays have no values.
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        pool.submit(probe).result()
+        check(pool.submit(alike).result(), "sharded(inner)", rule, got, remedy)

@@ -23,16 +23,9 @@ def orthogonal(updates: PyTree, numbers: Any, rms: float, axis_name: AxisName) -
 
     Matrices of one shape, or of its transpose, are a stack, of which each worker has an equal part.
     So a worker saves time if there are as many matrices of a shape as workers, as in a transformer.
-    Each sends its part once, in one all-gather: 2 bytes a value of all matrices.
-
-    Args:
-      updates: arrays that are equal on all workers.
-      numbers: the matrices and their axes, as `optax.contrib.muon` takes them.
-      rms: of a value of a square matrix, optax's `consistent_rms`.
-      axis_name: the axis of the workers.
-
-    Returns:
-      The tree, with the same bits on all workers; leaves that are no matrices as they were.
+    Each sends its part once, in one all-gather: 2 bytes a value of all matrices. Other leaves stay
+    as they were. `numbers` are the matrices and their axes, as `optax.contrib.muon` takes them, and
+    `rms` is optax's `consistent_rms`. The tree is equal on all workers, before and after.
     """
     leaves, structure = jax.tree.flatten(updates)
     workers, stacks = _axes.size(axis_name, "feedback_muon"), {}

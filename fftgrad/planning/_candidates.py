@@ -104,9 +104,9 @@ SEEN: dict[str, HeldOut | Tuned | Longer] = {
 """Of each candidate that is not dense: two seeds, or one after 2,000 steps and of a single task."""
 
 
-LATE = functools.partial(fg.optimizers.feedback_adam, nu=0.0)
+LATE = functools.partial(fg.optimizers.feedback_adam, lead=1.0)
 """The settings of rows that no held-out task has trained."""
-LED = functools.partial(fg.optimizers.feedback_adam, nu=0.7)
+LED = functools.partial(fg.optimizers.feedback_adam, lead=0.3)
 MUON = functools.partial(fg.optimizers.feedback_muon, lead=0.3)
 LOCAL_MUON = functools.partial(optax.contrib.muon, consistent_rms=0.2, adam_b2=0.99)
 NAME = re.compile(r"(?<![\w.'])(([A-Z]\w*|chain)\()")

@@ -89,17 +89,16 @@ def data_parallel(
         carried, batch = args[:count], args[count:]
         specs = state_specs(carried, axis_name, param_specs)
         _check_rows(carried, specs, mesh, axis_name)
-        scalars, remedy = _scalars(batch), "pass arrays that are not split before the state."
+        scalars = [leaf for leaf in jax.tree.leaves(batch) if not leaf.ndim]
+        remedy = "pass arrays that are not split before the state."
         check(not scalars, "data_parallel(batch)", "have rows for the workers", scalars, remedy)
 
         @functools.wraps(step)
         def worker(carried: tuple[Any, ...], batch: tuple[Any, ...]) -> Any:
             out = step(*carried, *batch)
-            if not isinstance(out, tuple) or len(out) < count:
-                raise ValueError(
-                    f"data_parallel(step): must return a tuple that begins with its first {count} "
-                    f"arguments, got {type(out).__name__}; write return params, state, value."
-                )
+            fine, got = isinstance(out, tuple) and len(out) >= count, type(out).__name__
+            rule = f"return a tuple that begins with its first {count} arguments"
+            check(fine, "data_parallel(step)", rule, got, "write return params, state, value.")
             return out[:count], out[count:]
 
         ins, outs = (specs, rows), (specs, PartitionSpec())
@@ -117,24 +116,14 @@ def data_parallel(
     return jax.jit(functools.wraps(step)(run), donate_argnums=donate_argnums)
 
 
-def _scalars(batch: PyTree) -> list[Any]:
-    """List the leaves without rows, for which JAX raises a bare assertion on Explicit axes."""
-    return [leaf for leaf in jax.tree.leaves(batch) if not leaf.ndim]
-
-
 def _check_rows(carried: PyTree, specs: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
     """Refuse rows of another number of workers, of which a step would read the first."""
     leaves = jax.tree.leaves_with_path(carried)
     specs = jax.tree.leaves(specs, is_leaf=lambda node: isinstance(node, PartitionSpec))
     for (path, leaf), spec in zip(leaves, specs, strict=True):
-        if set(_axes.names(axis_name)).isdisjoint(_axes.named(spec)):
-            continue
-        workers = _axes.mesh_size(mesh, spec[0])
-        check(
-            leaf.shape[:1] == (workers,),
-            f"data_parallel(arguments{jax.tree_util.keystr(path)})",
-            f"have one row for each of {workers} workers",
-            leaf.shape,
-            "use fg.init_state(tx, params, mesh, axis_name), or fg.checkpoint.reshard_state from "
-            "another number of workers.",
-        )
+        if not set(_axes.names(axis_name)).isdisjoint(_axes.named(spec)):
+            workers = _axes.mesh_size(mesh, spec[0])
+            argument = f"data_parallel(arguments{jax.tree_util.keystr(path)})"
+            rule = f"have one row for each of {workers} workers"
+            remedy = "use fg.init_state(...), or fg.checkpoint.reshard_state from other workers."
+            check(leaf.shape[:1] == (workers,), argument, rule, leaf.shape, remedy)

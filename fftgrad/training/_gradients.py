@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
+from fftgrad._values import check
 from fftgrad.exchanges import _bucketing
 
 
@@ -42,12 +43,11 @@ def check_local(updates: PyTree, axis_name: AxisName, owner: str = "compressed_p
 def check_replicated(params: PyTree, axis_name: AxisName, owner: str = "compressed_pmean") -> None:
     """Refuse parameters that JAX types as different on each worker."""
     for path, leaf in jax.tree.leaves_with_path(params):
-        if _axes.known_to_vary(leaf, axis_name):
-            raise ValueError(
-                f"{owner}.update(params{jax.tree_util.keystr(path)}): must be the same on all "
-                f"workers, got one that varies over {axis_name!r}; shard parameters over another "
-                "axis, or gather them by fg.optimizers.gather_parameters."
-            )
+        own = _axes.known_to_vary(leaf, axis_name)
+        argument = f"{owner}.update(params{jax.tree_util.keystr(path)})"
+        rule, got = "be the same on all workers", f"one that varies over {axis_name!r}"
+        remedy = "shard it over another axis, or call fg.optimizers.gather_parameters."
+        check(not own, argument, rule, got, remedy)
 
 
 def refuse_masked(
@@ -56,17 +56,12 @@ def refuse_masked(
     otherwise: str = ", or allow_masked=True if another transformation averages it",
 ) -> None:
     """Refuse masked leaves, because they would not be averaged."""
-
-    def is_masked(node: Any) -> bool:
-        return isinstance(node, optax.MaskedNode)
-
+    is_masked = lambda node: isinstance(node, optax.MaskedNode)  # noqa: E731
+    rule = "not be masked, because it would not be averaged"
+    remedy = f"use fg.trainable(tx, mask) to freeze it{otherwise}."
     for path, leaf in jax.tree.leaves_with_path(updates, is_leaf=is_masked):
-        if is_masked(leaf):
-            raise ValueError(
-                f"{owner}(updates{jax.tree_util.keystr(path)}): must not be masked, because it "
-                f"would not be averaged, got {leaf!r}; use fg.trainable(tx, mask) to freeze "
-                f"it{otherwise}."
-            )
+        argument = f"{owner}(updates{jax.tree_util.keystr(path)})"
+        check(not is_masked(leaf), argument, rule, leaf, remedy)
 
 
 ONE_VOTE = (
@@ -89,11 +84,8 @@ def weighted(
     """
     if weight is None:
         return tree
-    if jnp.ndim(weight):
-        raise ValueError(
-            f"update(weight): must be a scalar, got shape {jnp.shape(weight)}; pass the sum, as "
-            "weight=mask.sum()."
-        )
+    shape, remedy = jnp.shape(weight), "pass the sum, as weight=mask.sum()."
+    check(not shape, "update(weight)", "be a scalar", f"shape {shape}", remedy)
     own = _axes.vary(jnp.asarray(weight, jnp.float32), axis_name)
     own = jnp.where((own >= 0) & (own < jnp.inf), own, jnp.nan)
     # A product with zero would keep a NaN.
@@ -107,17 +99,13 @@ def weighted(
 def refuse_mistyped(owner: str, extra: Mapping[str, Any]) -> None:
     """Refuse a misspelled weight, because optax passes any extra argument on in silence."""
     for name in MISTYPED & extra.keys():
-        raise TypeError(
-            f"{owner}.update({name}): must be called weight, got {name}; pass weight={name}."
-        )
+        check(False, f"{owner}.update({name})", "be called weight", name, f"pass weight={name}.")
 
 
 def refuse_weight(owner: str, weight: Any, because: str, remedy: str = IN_THE_LOSS) -> None:
     """Refuse a weight that would have no effect, or a wrong one."""
-    if weight is not None:
-        raise ValueError(
-            f"{owner}.update(weight): must be left out, because {because}, got one; {remedy}."
-        )
+    rule = f"be left out, because {because}"
+    check(weight is None, f"{owner}.update(weight)", rule, "one", f"{remedy}.")
 
 
 def in_parts(update: Callable[..., Any], axis_name: AxisName) -> Callable[..., Any]:
@@ -149,26 +137,22 @@ def in_parts(update: Callable[..., Any], axis_name: AxisName) -> Callable[..., A
 
         args = (updates, state, params, value)
         ins = jax.tree.map(lambda leaf: jax.typeof(leaf).sharding.spec, args)
-        outs = jax.tree.map(_axes.summed, ins[:2], is_leaf=_is_spec)
+        is_spec = lambda node: isinstance(node, PartitionSpec)  # noqa: E731
+        outs = jax.tree.map(_axes.summed, ins[:2], is_leaf=is_spec)
         # Unchecked, because JAX has no cast from unreduced to varying.
         return jax.shard_map(own, in_specs=ins, out_specs=outs, check_vma=False)(*args)
 
     return run
 
 
-def _is_spec(node: object) -> bool:
-    return isinstance(node, PartitionSpec)
-
-
 def _refuse_sums(updates: PyTree, axis_name: AxisName) -> None:
     """Refuse gradients of which only some are unreduced: the others would grow w times."""
     for path, leaf in jax.tree.leaves_with_path(updates):
-        if not _axes.is_unreduced(leaf, axis_name):
-            raise ValueError(
-                f"compressed_pmean(updates{jax.tree_util.keystr(path)}): must be unreduced like "
-                "the others, got one that is summed already; before the loss, call "
-                f"jax.sharding.reshard(params, jax.P(reduced={set(_axes.names(axis_name))}))."
-            )
+        fine = _axes.is_unreduced(leaf, axis_name)
+        argument = f"compressed_pmean(updates{jax.tree_util.keystr(path)})"
+        reduced = f"jax.sharding.reshard(params, jax.P(reduced={set(_axes.names(axis_name))}))"
+        rule, remedy = "be unreduced like the others", f"before the loss, call {reduced}."
+        check(fine, argument, rule, "one that is summed already", remedy)
 
 
 def stands_in(params: optax.Params) -> bool:

@@ -9,6 +9,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree
+from fftgrad._values import check
 from fftgrad.exchanges import _bucketing
 from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.exchanges._recipe import Recipe, recipe_of
@@ -69,22 +70,16 @@ def metrics(
     """
     states = by_path(opt_state, is_leaf=_has_metrics)
     states = {name: state for name, state in states.items() if _has_metrics(state)}
-    if not states:
-        raise ValueError(
-            f"metrics(opt_state): must hold a state of compressed_pmean, got "
-            f"{type(opt_state).__name__} without one; pass the optimizer's state."
-        )
-    if (exchange is None) != (params is None):
-        raise ValueError(
-            "metrics(exchange, params): must be given together, got "
-            f"exchange={exchange!r} and {'no ' if params is None else ''}params; pass both or none."
-        )
-    recipe = None if exchange is None else recipe_of("metrics", exchange, bucketing=bucketing)
+    rule, got = "hold a state of compressed_pmean", f"{type(opt_state).__name__} without one"
+    check(bool(states), "metrics(opt_state)", rule, got, "pass the optimizer's state.")
+    both = (exchange is None) == (params is None)
+    check(both, "metrics(exchange, params)", "be given together", "one", "pass both or none.")
     out: dict[str, Any] = {}
     for name, state in states.items():
         before = f"{name}/" if len(states) > 1 else ""
         out |= {before + key: value for key, value in _of_state(state, axis_name).items()}
-    if recipe is not None:
+    if exchange is not None:
+        recipe = recipe_of("metrics", exchange, bucketing=bucketing)
         out["bytes"] = _bucketing.wire_bytes(recipe.exchange, params, recipe.bucketing)
     return out
 

@@ -8,19 +8,10 @@ import optax
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import (
-    Averaged,
-    AxisName,
-    Comm,
-    Exchange,
-    Memory,
-    PyTree,
-    State,
-    Stats,
-)
-from fftgrad._values import check_choice, check_type
+from fftgrad._contracts import Averaged, AxisName, Comm, Exchange, Memory, PyTree, State, Stats
+from fftgrad._values import check, check_choice, check_type
 from fftgrad.exchanges import _bucketing
-from fftgrad.exchanges._bucketing import Bucketing
+from fftgrad.exchanges._bucketing import Bucket, Bucketing, Join
 from fftgrad.exchanges._recipe import Recipe, recipe_of
 from fftgrad.exchanges._shards import (
     PerWorker,
@@ -188,11 +179,11 @@ def compressed_pmean(
         remembered = add_worker_axis(memory.init(like))
         states = map(exchange.init, _bucketing.bucket_likes(like, bucketing))
         exchanged = tuple(map(add_rows, states))
-        state = CompressedPmeanState(
-            *(step, skipped, overflow, remembered, exchanged),
-            worker=_row(remembered, exchanged),
-            error=jnp.zeros((), jnp.float32) if track_error else (),
-        )
+        rows = jax.tree.leaves((remembered, exchanged), is_leaf=is_rows)
+        own = any(is_rows(row) and jax.tree.leaves(row) for row in rows)
+        worker = add_worker_axis(jnp.zeros((), jnp.int32)) if own else ()
+        error = jnp.zeros((), jnp.float32) if track_error else ()
+        state = CompressedPmeanState(step, skipped, overflow, remembered, exchanged, worker, error)
         # optax's stand-in for parameters has no shapes, from which these two fields would follow.
         return state._replace(exchange=step, worker=step) if stands_in(params) else state
 
@@ -204,26 +195,22 @@ def compressed_pmean(
         own = drop_worker_axis(state.memory)
         return own, tuple(map(drop_rows, state.exchange)), state.error
 
-    def check(updates: PyTree, state: Any, params: PyTree | None) -> None:
+    def check_update(updates: PyTree, state: Any, params: PyTree | None) -> None:
         if not allow_masked:
             refuse_masked(updates)
         wanted = jax.eval_shape(lambda leaves: inside(init(leaves)), updates)
         check_local(updates, axis_name)
         check_replicated(params, axis_name)
-        if _shapes(inside(state)) != _shapes(wanted):
-            raise ValueError(
-                f"compressed_pmean(state): must be made for these gradients, {exchange!r}, "
-                f"{memory!r} and {bucketing!r}, got arrays of other shapes; start from "
-                "fg.init_state(tx, params, mesh, axis_name), and pass zeros for missing gradients."
-            )
+        alike = _shapes(inside(state)) == _shapes(wanted)
+        rule = f"be made for these gradients, {exchange!r}, {memory!r} and {bucketing!r}"
+        remedy = "start from fg.init_state(...), and pass zeros for missing gradients."
+        check(alike, "compressed_pmean(state)", rule, "arrays of other shapes", remedy)
 
-    def error_of(x: PyTree, error: PyTree | None, comm: Comm) -> Any:
-        if track_error and error is None:
-            raise ValueError(
-                "compressed_pmean(track_error): must be False for an exchange with its own "
-                f"residual, got True for {exchange!r}; log the exchange_residual of fg.metrics."
-            )
-        return comm.relative_error(error, x) if track_error else ()
+    def relative_error(x: PyTree, error: PyTree | None, comm: Comm) -> PyTree:
+        rule, got = "be False for an exchange with its own residual", f"True for {exchange!r}"
+        remedy = "log the exchange_residual of fg.metrics."
+        check(error is not None, "compressed_pmean(track_error)", rule, got, remedy)
+        return comm.relative_error(error, x)
 
     def update(
         updates: optax.Updates,
@@ -234,42 +221,36 @@ def compressed_pmean(
         **extra: Any,
     ) -> tuple[optax.Updates, Any]:
         refuse_mistyped("compressed_pmean", extra)
-        check(updates, state, params)
-        before, states, _ = inside(state)
+        check_update(updates, state, params)
+        before, states, old_error = inside(state)
         # Not earlier, because a key starts the backend, and jax.distributed may not be
         # initialized when the transformation is made.
         comm = Comm.of(axis_name, key, state.step)
-
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
-        grads = weighted(grads, weight, axis_name)
-        x, added = memory.add(grads, before)
-        out, after = travel(exchange, x, states, comm, bucketing)
+        # Add the residual.
+        x, added = memory.add(weighted(grads, weight, axis_name), before)
+        # Pack buckets.
+        buckets, join = _bucketing.to_buckets(_axes.whole(x), bucketing)
+        # Encode, gather, decode and average, bucket by bucket.
+        out, after = travel(exchange, buckets, states, comm, join)
+        # Keep what the others did not receive, and what rounding to narrow leaves loses.
         remembered = memory.update(x, out.error_or_zeros(x), out.mean, added)
         mean, rounded = _rounding.narrowed(out.mean, updates)
         if rounded is not None:
             remembered = memory.restore(rounded, remembered)
-
+        # After a bad step, the old states stay.
         finite = all_finite(out.stats, mean)
-        remembered, states, error = optax.tree.where(
-            finite,
-            (remembered, after, error_of(x, out.error, comm)),
-            (before, states, state.error),
+        error = relative_error(x, out.error, comm) if track_error else ()
+        remembered, after, error = optax.tree.where(
+            finite, (remembered, after, error), (before, states, old_error)
         )
-        return hide_bad(non_finite, finite, mean), CompressedPmeanState(
-            **counters(state, out.stats, finite),
-            memory=add_worker_axis(remembered),
-            exchange=tuple(map(add_rows, states)),
-            worker=state.worker,
-            error=error,
-        )
+        if non_finite == "skip":
+            mean = jax.tree.map(lambda m: jnp.where(finite, m, 0), mean)
+        counts = counters(state, out.stats, finite)
+        rows = add_worker_axis(remembered), tuple(map(add_rows, after))
+        return mean, CompressedPmeanState(*counts, *rows, state.worker, error)
 
     return optax.GradientTransformationExtraArgs(init, _gradients.in_parts(update, axis_name))
-
-
-def _row(*states: PyTree) -> PyTree:
-    nodes = jax.tree.leaves(states, is_leaf=is_rows)
-    own = any(is_rows(node) and jax.tree.leaves(node) for node in nodes)
-    return add_worker_axis(jnp.zeros((), jnp.int32)) if own else ()
 
 
 def _shapes(state: tuple[PyTree, tuple[State, ...], PyTree]) -> tuple[int, list[Any]]:
@@ -278,13 +259,16 @@ def _shapes(state: tuple[PyTree, tuple[State, ...], PyTree]) -> tuple[int, list[
 
 
 def travel(
-    exchange: Exchange, x: PyTree, states: tuple[State, ...], comm: Comm, bucketing: Bucketing
+    exchange: Exchange,
+    buckets: list[Bucket],
+    states: tuple[State, ...],
+    comm: Comm,
+    join: Join,
 ) -> tuple[Averaged, tuple[State, ...]]:
-    """Send a float32 tree through an exchange, bucket by bucket, and return the next states.
+    """Send buckets through an exchange, one after another, and join mean and error.
 
     `stats.finite` of the result also says if the mean is finite.
     """
-    buckets, join = _bucketing.to_buckets(_axes.whole(x), bucketing)
     run = exchange.mean
     if len(buckets) > 1:
         # Large models have dozens of buckets, and those of equal shapes share one trace.
@@ -318,24 +302,16 @@ def all_finite(stats: Stats, mean: PyTree) -> jax.Array:
     return lax.optimization_barrier(flag)
 
 
-def hide_bad(policy: NonFinite, finite: jax.Array, mean: PyTree) -> PyTree:
-    """Replace the mean of a bad step by zeros, unless the policy is "propagate"."""
-    if policy == "propagate":
-        return mean
-    return jax.tree.map(lambda m: jnp.where(finite, m, 0), mean)
+def counters(
+    before: Any, stats: Stats, finite: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return `step`, `skipped` and `overflow` after a step."""
 
+    def add(count: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+        # The share of each device is capped, so that no sum overflows.
+        return lax.psum(jnp.minimum(count, _count.MOST // _axes.size(axes)), axes)
 
-def counters(before: Any, stats: Stats, finite: jax.Array) -> dict[str, jax.Array]:
-    """Update the counters of a state after a step."""
     # A NaN in one bucket propagates to all later ones, whose overflow is then meaningless.
-    overflow = _axes.over_other_axes(_sum, jnp.where(finite, stats.overflow, 0))
-    return {
-        "step": _count.next_step(before.step),
-        "skipped": jnp.where(finite, before.skipped, _count.next_step(before.skipped)),
-        "overflow": _count.add(before.overflow, overflow),
-    }
-
-
-def _sum(count: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """Sum a count over mesh axes. The share of each device is capped, so that no sum overflows."""
-    return lax.psum(jnp.minimum(count, _count.MOST // _axes.size(axes)), axes)
+    overflow = _axes.over_other_axes(add, jnp.where(finite, stats.overflow, 0))
+    skipped = jnp.where(finite, before.skipped, _count.next_step(before.skipped))
+    return _count.next_step(before.step), skipped, _count.add(before.overflow, overflow)

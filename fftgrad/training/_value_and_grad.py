@@ -10,7 +10,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName
-from fftgrad._values import check_type
+from fftgrad._values import check, check_type
 
 
 def value_and_grad(
@@ -116,12 +116,11 @@ def value_and_grad(
 
 def check_own(owner: str, loss: Any, axis_name: AxisName) -> None:
     """Refuse a loss that JAX types as equal on all workers."""
-    if not _axes.varies(loss, axis_name):
-        raise ValueError(
-            f"{owner}: must be of one worker's own batch, got a constant, or a mean or sum over "
-            f"{axis_name!r}, whose gradient is 1/{_axes.size(axis_name)} of the right one; return "
-            f"it before jax.lax.pmean or psum, and report jax.lax.pmean(value, {axis_name!r})."
-        )
+    share = f"whose gradient is 1/{_axes.size(axis_name)} of the right one"
+    got = f"a constant, or a mean or sum over {axis_name!r}, {share}"
+    report = f"report jax.lax.pmean(value, {axis_name!r})."
+    remedy = f"return it before jax.lax.pmean or psum, and {report}"
+    check(_axes.varies(loss, axis_name), owner, "be of one worker's own batch", got, remedy)
 
 
 def _share(out: Any, axis_name: AxisName) -> jax.Array:
@@ -131,14 +130,10 @@ def _share(out: Any, axis_name: AxisName) -> jax.Array:
     check_type(pair, "value_and_grad(loss)", "be a pair with has_weight=True", out, remedy)
     for name, part in zip(("sum", "weight"), out, strict=True):
         check_own(f"value_and_grad(loss, its {name})", part, axis_name)
-    total, weight = (_at_least_float32(part) for part in out)
+    dtypes = (jnp.promote_types(jnp.result_type(part), jnp.float32) for part in out)
+    total, weight = map(jnp.asarray, out, dtypes)
     workers = _axes.size(axis_name)
     all_total, all_weight = lax.psum(lax.stop_gradient((total, weight)), axis_name)
     # The value is zero, and its gradient is that of the weight.
     change = weight - lax.stop_gradient(weight)
     return workers * (total - all_total / all_weight * change) / all_weight
-
-
-def _at_least_float32(x: Any) -> jax.Array:
-    array = jnp.asarray(x)
-    return array.astype(jnp.promote_types(array.dtype, jnp.float32))

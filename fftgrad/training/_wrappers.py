@@ -11,7 +11,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import PyTree
-from fftgrad._values import check_count, check_transformation, check_within
+from fftgrad._values import check_count, check_transformation, check_type, check_within
 from fftgrad.exchanges._shards import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.ops import _count, _finite, _rounding
 from fftgrad.training._gradients import refuse_weight, stands_in
@@ -227,11 +227,12 @@ def _made(mask: Mask, tree: PyTree) -> PyTree:
     is_function = callable(mask) and jax.tree_util.all_leaves([mask])
     made = mask(tree) if is_function else mask
     for path, keep in jax.tree.leaves_with_path(made):
-        if not isinstance(keep, bool | np.bool_):
-            raise TypeError(
-                f"trainable(mask{jax.tree_util.keystr(path)}): must be True for trained leaves, "
-                f"else False, got {keep!r}; use a tree of bools, or a function that returns one."
-            )
+        argument = f"trainable(mask{jax.tree_util.keystr(path)})"
+        rule, remedy = (
+            "be True for trained leaves, else False",
+            "use a tree of bools, or a function.",
+        )
+        check_type(isinstance(keep, bool | np.bool_), argument, rule, keep, remedy)
     return made
 
 

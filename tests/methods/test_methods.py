@@ -63,8 +63,8 @@ ORACLES = {
         1e-5,
     ),
     "feedback_adam": (
-        fg.optimizers.feedback_adam(0.1, fg.AllGather(fg.TopK(0.1)), nu=0.7),
-        lambda: o.FeedbackAdam(0.1, 0.1, 0.7),
+        fg.optimizers.feedback_adam(0.1, fg.AllGather(fg.TopK(0.1)), lead=0.3),
+        lambda: o.FeedbackAdam(0.1, 0.1, 0.3),
         1e-4,
     ),
     "feedback_muon": (
