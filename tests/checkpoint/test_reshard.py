@@ -400,6 +400,6 @@ class Life(stateful.RuleBasedStateMachine):
 
 # A step that fails tells of all that went before it; more steps find more than more lives.
 Life.TestCase.settings = hypothesis.settings(
-    max_examples=12, stateful_step_count=14, deadline=None, derandomize=True
+    max_examples=8, stateful_step_count=14, deadline=None, derandomize=True
 )
 test_life = Life.TestCase

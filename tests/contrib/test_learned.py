@@ -241,6 +241,7 @@ def test_what_is_not_finite_moves_nothing_and_a_worker_without_values_teaches_no
 # State
 
 
+@pytest.mark.full
 def test_each_shard_of_a_model_has_an_autoencoder_of_its_own():
     mesh = jax.make_mesh((4, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2)
     specs = {"w": P("model")}

@@ -288,6 +288,7 @@ def test_recovery_watches_in_a_few_bytes():
     assert {c.branch for c in found} == {(), (0,), (1,), (2,)}
 
 
+@pytest.mark.full
 def test_recovery_by_the_caller_who_goes_by_the_error():
     found, mean, grads = levels([1.0] * 5, max_error=0.1)
     assert found == [1, 2, 2, 2, 2]

@@ -137,6 +137,7 @@ def test_it_is_the_paper(k, block, mode):
         assert params[name].shape == (WORKERS, *shape)
 
 
+@pytest.mark.full
 def test_what_else_it_takes_is_local_steps_own():
     """A delay, a blend, and meetings 30 steps apart."""
     more = {"overlap_steps": 1, "mixing": 0.5, "allow_masked": True, "axis_name": AXIS}

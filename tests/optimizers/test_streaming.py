@@ -191,6 +191,7 @@ def test_nothing_is_lost_between_anchor_and_residuals(fragments):
         assert np.abs(lost).max() > 0.01 or not shape
 
 
+@pytest.mark.full
 def test_each_step_sends_as_much_and_in_no_branch():
     codec = fg.AllGather(fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(bits=4)))
     params = {"w": np.zeros((64, 30), np.float32), "b": np.zeros(64, np.float32)}

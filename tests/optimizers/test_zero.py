@@ -110,6 +110,7 @@ def test_arrays_without_a_value_go_through_the_collectives():
 # The state
 
 
+@pytest.mark.full
 def test_with_other_workers_only_the_shards_start_anew():
     tx = {
         n: fg.optimizers.sharded(optax.sgd(0.01, 0.9), n, memory=fg.ErrorFeedback()) for n in (4, 2)
