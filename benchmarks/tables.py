@@ -153,9 +153,9 @@ class Timed(NamedTuple):
 
 TIMED = (
     Timed("dense Adam, float32", "dense, Adam", "dense"),
-    Timed("dense Adam, bfloat16", "dense, Adam", "bf16", "dense Adam, 16 bits"),
+    Timed("dense Adam, bfloat16", "dense, Adam", "bf16", "dense Adam, bfloat16"),
     Timed("dense Muon, float32", "dense, Muon", "dense-muon"),
-    Timed("dense Muon, bfloat16", "dense, Muon", "bf16-muon", "dense Muon, 16 bits"),
+    Timed("dense Muon, bfloat16", "dense, Muon", "bf16-muon", "dense Muon, bfloat16"),
     Timed(
         "feedback_adam, PowerSGD",
         "PowerSGD rank 4, Adam, lead 0.3",
@@ -459,7 +459,7 @@ def hero(results: Results) -> Figure:
         curve, each = found[timed.row]["assessed"], steps_of[timed.method]["step_s"]
         steps = reached(curve, goal)
         if steps is None:
-            told = f"not in {curve[-1][0]:,} steps, {curve[-1][0] * each:,.0f} s"
+            told = f"not reached in {curve[-1][0]:,} steps ({curve[-1][0] * each:,.0f} s)"
             rows.append((0.0, timed.shown, told))
         else:
             rows.append((steps * each, timed.shown, f"{steps * each:,.0f} s"))
@@ -478,7 +478,7 @@ def hero(results: Results) -> Figure:
     axes.tick_params(length=0)
     axes.set_xticks([])
     out.suptitle(
-        "Links of 100 Mbit/s: seconds until the loss at which dense Adam ends",
+        "Seconds to dense Adam's final loss, over links of 100 Mbit/s",
         fontsize=style.POINTS,
         weight="bold",
     )
