@@ -57,7 +57,7 @@ CHOICES = {
     "dense bfloat16": Choice("1 to 10 Gbit/s", ratio=2),
     "two stages 25x, Muon": Choice("0.1 to 1 Gbit/s", "two stages 25x, Muon, lead 0.3"),
     "eigenbasis 50x, Muon": Choice("below 0.1 Gbit/s", "eigenbasis 50x, Muon, lead 0.3"),
-    "PowerSGD 4, Muon with a lead": Choice(
+    "PowerSGD 4, Muon": Choice(
         "below 1 Gbit/s, if `fftgrad plan` recommends it", "PowerSGD rank 4, Muon, lead 0.3"
     ),
     "4 local steps of Muon, 25x": Choice("delay of 50 ms or more", "4 local steps of Muon, 25x"),
@@ -89,7 +89,7 @@ def seen(choice: Choice) -> list[str]:
     Beside a ring all-reduce of float32, for 8 workers and for 64.
     """
     if not choice.run:
-        return [f"{choice.ratio}", f"{choice.ratio}", "dense"]
+        return [f"{choice.ratio}", f"{choice.ratio}", "baseline"]
     every = load("convergence/ends")["runs"]
     row = methods.BY_NAME[choice.run]
     runs = [run for run in every if run["method"] == choice.run]

@@ -86,7 +86,7 @@ SEEN: dict[str, HeldOut | Tuned | Longer] = {
     "eigenbasis 50x, Muon": HeldOut(1.0, 3.1),
     "4 local steps of Muon, 25x": HeldOut(3.0, 6.0),
     "4 local steps, two stages, Muon": HeldOut(3.2, 3.2, tasks=1),
-    "PowerSGD 4, Muon with a lead": HeldOut(2.8, 6.4, 19.0),
+    "PowerSGD 4, Muon": HeldOut(2.8, 6.4, 19.0),
     "PowerSGD rank 4": HeldOut(3.3, 6.8, 19.0),
     "QSGD 4 bits": Tuned(0.4, -0.3),
     "TernGrad, shared scale": Tuned(1.3, 0.0),
@@ -280,7 +280,7 @@ def candidates(
         if any(1 < side <= turned.largest for side in sides):  # it leaves longer sides as they are
             rows.append(_row("eigenbasis 50x, Muon", fg.Recipe(turned, feedback), optimizer=MUON))
         rows += [
-            _row("PowerSGD 4, Muon with a lead", power_sgd, optimizer=MUON),
+            _row("PowerSGD 4, Muon", power_sgd, optimizer=MUON),
             _row("PowerSGD rank 4", power_sgd, optimizer=LED),
             _row("ACP-SGD rank 4", fg.methods.acp_sgd(4), optimizer=LATE),
         ]

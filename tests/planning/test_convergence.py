@@ -15,7 +15,7 @@ RUNS = {
     "two stages 25x, Muon": "two stages 25x, Muon, lead 0.3",
     "eigenbasis 50x, Muon": "eigenbasis 50x, Muon, lead 0.3",
     "random-k 10 %": "random-k 10 % + EF",
-    "PowerSGD 4, Muon with a lead": "PowerSGD rank 4, Muon, lead 0.3",
+    "PowerSGD 4, Muon": "PowerSGD rank 4, Muon, lead 0.3",
     "PowerSGD rank 4": "PowerSGD rank 4, Adam, lead 0.3",
     "ACP-SGD rank 4": "ACP-SGD rank 4, no momentum",
     "signs, two stages": "sign",

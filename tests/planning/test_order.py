@@ -120,7 +120,7 @@ def test_what_a_plan_recommends_is_never_slower_than_dense(workers):
 
 
 def test_a_loss_is_one_to_check_beyond_twice_the_ratio_it_was_measured_with(monkeypatch):
-    name, usual = "PowerSGD 4, Muon with a lead", _candidates.candidates
+    name, usual = "PowerSGD 4, Muon", _candidates.candidates
     few = lambda *given: [row for row in usual(*given) if row.dense or row.name == name]  # noqa: E731
     monkeypatch.setattr(_plan, "candidates", few)
     for side, loss in ((64, "close"), (4096, "check")):
