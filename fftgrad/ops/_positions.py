@@ -30,7 +30,7 @@ class Sparse(NamedTuple):
     """Value: a vector that is zero except at some positions; the result of `Selector.sparse`.
 
     Attributes:
-      positions: int32, of any shape, ascending and distinct when flat; unused slots from n on.
+      positions: int32, of any shape, ascending and distinct when flat; n or more if unused.
       values: values at the positions, of the same shape.
 
     Example:
@@ -174,7 +174,7 @@ def encode_positions(positions: jax.Array, k: int, n: int) -> EliasFano | Bitmap
 
 
 def decode(code: EliasFano | Bitmap, k: int, n: int) -> jax.Array:
-    """Decode the positions int32[k], below n for any words."""
+    """Decode the positions int32[k]; if the words are damaged, they are still below n."""
     match code:
         case Bitmap(words):
             positions = select(rank(words), k)
