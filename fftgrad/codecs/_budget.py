@@ -26,7 +26,7 @@ from fftgrad.ops import (
 ORDERS = 16
 ORDER_SAMPLE = 8
 PER_OCTAVE, CUTS, OCTAVES = 32, 8, 16
-"""Finenesses an octave, cuts between two finenesses, and octaves of the steps that are tried."""
+"""Candidates for T (finenesses) per octave, cuts between two candidates, and number of octaves."""
 
 LEVELS = PER_OCTAVE * CUTS * OCTAVES
 LEVEL_BITS, DIGIT_BITS = 12, 3
@@ -35,7 +35,7 @@ SIGN = 1
 """The order of the codes of levels: their lowest bit is a sign."""
 
 GROWTH = 1.5
-"""Octaves of words to an octave of levels, about."""
+"""Octaves by which the words grow in an octave of levels, about."""
 
 TINY = float(jnp.finfo(jnp.float32).tiny)
 
@@ -91,7 +91,7 @@ def _power(exponent: jax.Array) -> jax.Array:
 
 
 def resolution(fineness: jax.Array) -> jax.Array:
-    """Return the number of steps in one: from a half on, 32 an octave, in a few bits each."""
+    """Return 1 / T, in units of the scale: 32 values per octave from 1/2 on, of 5 mantissa bits."""
     bits = (126 * PER_OCTAVE + fineness) << 24 - PER_OCTAVE.bit_length()
     return lax.bitcast_convert_type(bits, jnp.float32)
 
@@ -130,7 +130,7 @@ class Lanes(NamedTuple):
     positions: jax.Array  # int32[LANE, m]
     magnitude: jax.Array  # float32[LANE, m], zero after the last candidate
     start: jax.Array  # the number of each column's first candidate, int32[m]
-    part: jax.Array  # how many candidates a cut has, int32[]
+    part: jax.Array  # number of candidates in a cut, int32[]
 
     @classmethod
     def of(cls, candidates: Candidates) -> "Lanes":
@@ -213,7 +213,7 @@ class _Bracket(NamedTuple):
     next: jax.Array  # the one to try
     turn: jax.Array
     tried: jax.Array  # the one before
-    excess: jax.Array  # by how many octaves its words were too many, float32[]
+    excess: jax.Array  # log2 of its words over the words that fit, float32[]
     slope: jax.Array  # octaves of words to a level, float32[]
 
 

@@ -30,7 +30,7 @@ class Hierarchical(Exchange):
 
     Fast links join the f workers of a group. Each part is cut into f pieces, one per worker. An
     all-to-all sends each worker its piece of the f gradients, which it averages exactly. Over the
-    slow links it exchanges this mean with the workers that have the same piece in other groups.
+    slow links each worker exchanges this mean with those that have the same piece in other groups.
     Then the group gathers the pieces (an all-gather). So the f slow links of a group share the
     traffic. A group has one residual of the compression error, of which each worker keeps a piece.
 

@@ -136,7 +136,8 @@ def first(bitmap: Ranked, count: jax.Array | int) -> Ranked:
 
 def _places() -> jax.Array:
     """Return the place of each bit in a word, uint32[1, 32]."""
-    # A constant would become an operand of conditionals, whose branches jax.vmap then cannot type.
+    # Computed, because a constant would become an operand of the conditional by platform. In some
+    # programs jax.vmap then infers different types for its branches.
     return lax.broadcasted_iota(jnp.uint32, (1, WORD), 1)
 
 
