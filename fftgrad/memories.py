@@ -36,11 +36,12 @@ class ErrorFeedback(Memory):
         x = d e + g,   e' = (1 - u) d e + u (x - sent(x)),   e_0 = 0.
 
     For d = u = 1 this is plain error feedback, e' = x - sent(x), which loses nothing. Feedback acts
-    as momentum, so use an optimizer without its own (b1 = 0).
+    as momentum. So use an optimizer without momentum behind it, or one that adds a share of the
+    new gradient to its momentum, as `fg.optimizers.feedback_adam` does.
 
-    A beta below 1 is ScaleCom's low-pass filter. It brings the residuals of the workers closer
-    together, so that one worker can choose the coefficients of all. It also damps the noise of a
-    large learning rate. A coefficient that is sent keeps (1 - u) d e.
+    A beta below 1 is ScaleCom's low-pass filter. It makes the residuals of the workers more alike,
+    which `LeaderTopK` needs: there one worker chooses the coefficients that all send. It also damps
+    the noise of a large learning rate. A coefficient that is sent keeps (1 - u) d e.
 
     A bfloat16 residual is rounded up or down at random. Rounding to nearest would lose gradients
     below 1/256 of the residual. The draws are a hash of the position, the number of roundings and

@@ -92,11 +92,12 @@ def reshard_state(state: PyTree, to: PyTree, *, missing: Missing = "refuse") -> 
     |---|---|
     | residuals and velocities of a memory | redistributed by the equation |
     | moments in `local_state`, sums of `multi_steps`, late gradients of `delay` | the same |
-    | rows in `fg.exchanges.PerWorker`, such as the parameters of `diloco` | the same |
+    | rows that you wrap in `fg.exchanges.PerWorker`, as parameters under `diloco` | the same |
     | the groups' residuals in `Hierarchical` | joined, redistributed over the groups, cut again |
-    | counters, flags | copied from the first old interval that the new interval meets |
+    | counters, flags | row j is a copy of r_i, for the first I_i that overlaps I_j |
     | typed PRNG keys | the same, folded with the worker's number |
-    | learned state of a codec, such as a threshold | redistributed; for shards, fresh |
+    | learned state of a codec, such as a threshold | redistributed by the equation |
+    | learned state of a shard's codec, in `TwoStage` and `Hierarchical` | fresh |
 
     Replicated state is kept. Learned state of an exchange, such as PowerSGD's factors, starts fresh
     if its shape no longer fits. The host converts one leaf at a time.
@@ -108,11 +109,11 @@ def reshard_state(state: PyTree, to: PyTree, *, missing: Missing = "refuse") -> 
       missing: "refuse" raises an error if leaves are missing, left over or of another shape.
         "zero" warns, keeps the fresh leaves, and drops the leaves that `to` lacks.
 
-    Claims: the mean of the residuals is kept up to one rounding of each value. If each new row is
-      one old row, all bits are kept.
+    Claims: the mean of the residuals is kept up to one rounding of each value. If M is a multiple
+      of N, each new row is an exact copy of an old one.
 
     Raises:
-      ValueError: if a leaf is missing, left over or of another shape.
+      ValueError: with "refuse", if a leaf is missing, left over or of another shape.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
@@ -212,7 +213,7 @@ def _cut_again(old: Leaf, pieces: int, before: int, after: int) -> Array:
 def spread(rows: Array, workers: int) -> Array:
     """Redistribute rows [N, ...] as [M, ...] by the equation of `reshard_state`.
 
-    For integers and flags, a new row is that of the first old interval that it meets.
+    For integers and flags, new row j is a copy of r_i, for the first I_i that overlaps I_j.
     """
     before = len(rows)
     if not jnp.issubdtype(rows.dtype, jnp.inexact):

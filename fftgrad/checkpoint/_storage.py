@@ -141,7 +141,7 @@ def restore(
 
     Raises:
       FileNotFoundError: if the folder has no intact checkpoint, or none of this step.
-      ValueError: if a leaf is missing, left over, or of another shape.
+      ValueError: with "refuse", if a leaf is missing, left over, or of another shape.
 
     Example:
       >>> import tempfile

@@ -26,7 +26,7 @@ from fftgrad.ops import (
 ORDERS = 16
 ORDER_SAMPLE = 8
 PER_OCTAVE, CUTS, OCTAVES = 32, 8, 16
-"""Finenesses an octave, cuts between two finenesses, and octaves of the steps that are tried."""
+"""Candidates for T (finenesses) per octave, cuts between two candidates, and number of octaves."""
 
 LEVELS = PER_OCTAVE * CUTS * OCTAVES
 LEVEL_BITS, DIGIT_BITS = 12, 3
@@ -35,7 +35,7 @@ SIGN = 1
 """The order of the codes of levels: their lowest bit is a sign."""
 
 GROWTH = 1.5
-"""Octaves of words to an octave of levels, about."""
+"""Octaves by which the words grow in an octave of levels, about."""
 
 TINY = float(jnp.finfo(jnp.float32).tiny)
 
@@ -91,7 +91,7 @@ def _power(exponent: jax.Array) -> jax.Array:
 
 
 def resolution(fineness: jax.Array) -> jax.Array:
-    """Return the number of steps in one: from a half on, 32 an octave, in a few bits each."""
+    """Return 1 / T, in units of the scale: 32 values per octave from 1/2 on, of 5 mantissa bits."""
     bits = (126 * PER_OCTAVE + fineness) << 24 - PER_OCTAVE.bit_length()
     return lax.bitcast_convert_type(bits, jnp.float32)
 
@@ -130,7 +130,7 @@ class Lanes(NamedTuple):
     positions: jax.Array  # int32[LANE, m]
     magnitude: jax.Array  # float32[LANE, m], zero after the last candidate
     start: jax.Array  # the number of each column's first candidate, int32[m]
-    part: jax.Array  # how many candidates a cut has, int32[]
+    part: jax.Array  # number of candidates in a cut, int32[]
 
     @classmethod
     def of(cls, candidates: Candidates) -> "Lanes":
@@ -213,7 +213,7 @@ class _Bracket(NamedTuple):
     next: jax.Array  # the one to try
     turn: jax.Array
     tried: jax.Array  # the one before
-    excess: jax.Array  # by how many octaves its words were too many, float32[]
+    excess: jax.Array  # log2 of its words over the words that fit, float32[]
     slope: jax.Array  # octaves of words to a level, float32[]
 
 
@@ -285,31 +285,32 @@ class BudgetSide(NamedTuple):
 
 @value
 class Budget(Selector):
-    """Selector: as many of the largest coefficients as fit, in steps of the smallest of them.
+    """Selector: as many of the largest coefficients as fit into a given size, and quantized.
 
-    With a step T, x_i is sent if q_i = floor(|x_i| / T) is not zero: as q_i, its sign, and the gap,
-    the number of coefficients not sent before it. Both have exponential-Golomb codes, gaps of a
-    fitted order r, q of order 0: 1 + r + 2 floor(log2((gap >> r) + 1)) and 2 + 2 floor(log2 q)
-    bits. So large coefficients have more levels, and positions that cluster take few bits. T is the
-    smallest that fits, of 32 an octave, but at least about 2^-16 of the largest coefficient. The
-    bits left are filled with the first of those that the next step would add, as q = 1.
+    With a quantization step T, x_i is sent if q_i = floor(|x_i| / T) is not zero. It is sent as
+    q_i, its sign, and the gap, the number of unsent coefficients before it. In exponential-Golomb
+    codes, a gap takes 1 + r + 2 floor(log2((gap >> r) + 1)) bits, of a fitted order r, and q with
+    its sign 2 + 2 floor(log2 q). So positions that cluster take few bits. T is the smallest of 32
+    candidates per octave whose codes fit, but at least about 2^-16 of the largest coefficient. The
+    remaining bits go to coefficients that the next smaller candidate would add: the first ones by
+    position, as q = 1.
 
-    q stands for 2q(q + 1) / (2q + 1) steps, the point of [q, q + 1] whose largest relative error is
-    least: no coefficient is worse than not sent. It selects and quantizes, so it comes last in a
-    chain. Real and imaginary parts are coefficients of their own.
+    q decodes to 2q(q + 1) / (2q + 1) · T, which has the smallest maximum relative error over
+    [qT, (q + 1)T]. It selects and quantizes, so it comes last in a chain. Real and imaginary parts
+    count as separate coefficients.
 
     Args:
       ratio: the bytes of the vector in float32 (complex64) over those sent: `Budget(ratio=100)`
         sends a bfloat16 gradient in 50 times fewer bytes.
-      bytes: bytes instead, for each bucket or leaf; `TwoStage` gives each of w shards a w-th.
+      bytes: size of a part instead; `TwoStage` gives each of its w shards a w-th.
 
-    Wire: x float32[n] | complex64[n] -> main float32[1], the step; side uint32 words. In all
-      4 floor(bytes / 4) bytes and the header, with bytes = 4n / ratio (8n if complex), but at least
-      20. No more coefficients are sent than leave 6 bits to each.
+    Wire: x float32[n] | complex64[n] -> main float32[1], T; side uint32 words. Both together take
+      4 floor(bytes / 4) bytes, with bytes = 4n / ratio (8n / ratio if complex), but at least 20. At
+      most one coefficient per 6 bits is sent.
 
-    Claims: biased; not summable; the relative error of a coefficient that is sent is at most 1/3,
-      of those that fill the last bits 3/8, but for float32 rounding, and where it is beyond 2^15
-      steps at most 2^-15. All platforms send the same bits. Values below 2^-125 count as zero.
+    Claims: biased; not summable. Up to float32 rounding, the relative error of a sent coefficient
+      is at most 1/3. It is at most 3/8 if the coefficient is below T, and 2^-15 if it is above
+      2^15 T. All platforms send the same bits. Values below 2^-125 count as zero.
 
     Differs from the paper: QSGD draws its levels by chance, in units of the norm, and codes levels
       and gaps in recursive Elias codes.

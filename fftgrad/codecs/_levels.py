@@ -19,15 +19,15 @@ from fftgrad.ops import _codes, _finite, _platform, _shapes
 class LogQuantizer(Quantizer):
     """Quantizer: geometric levels between the smallest and the largest magnitude of the payload.
 
-    It suits the output of a selector, whose magnitudes begin at a threshold. With low the smallest
-    non-zero magnitude, high the largest, and L = 2^(N-1) cells of equal ratio
+    It suits the output of a selector, whose magnitudes begin at a threshold. L = 2^(N-1) cells of
+    equal ratio r divide the range from the smallest non-zero magnitude, low, to the largest, high:
 
-        r = (high / low)^(1/L),   cell j = [low r^j, low r^(j+1)),   c_j = 2 low r^(j+1) / (r + 1),
+        r = (high / low)^(1/L),   cell j = [low r^j, low r^(j+1)),   c_j = 2 low r^(j+1) / (r + 1).
 
-    a code is the cell of |x| and a sign, and decodes to ±c_j. This point has the smallest maximum
-    relative error in the cell, (r - 1) / (r + 1) < 1. If there are zeros, they use the first code,
-    and L - 1 cells remain. A complex value has L = 2^N cells of its modulus and 2^N sectors of its
-    angle. Its c_j is multiplied by cos(π/L), which minimizes the error over the sector.
+    The code of x is the cell of |x| and a sign, and decodes to ±c_j. This point has the smallest
+    maximum relative error in the cell, (r - 1) / (r + 1) < 1. If there are zeros, they use the
+    first code, and L - 1 cells remain. A complex value has L = 2^N cells of its modulus and 2^N
+    sectors of its angle. Its modulus c_j cos(π/L) has the least error over the sector.
 
     Args:
       bits: N, 2 <= N <= 16.
@@ -38,7 +38,7 @@ class LogQuantizer(Quantizer):
       than 1 for complex values. Not summable. A payload with a NaN or an infinity decodes to NaN
       throughout; subnormal values count as zero.
 
-    Differs from the paper: its floats (`RangeFloat`) fit the largest magnitude only.
+    Differs from the paper: the FFT paper's floats (`RangeFloat`) fit the largest magnitude only.
 
     Example:
       >>> x, codec = jnp.array([1.0, -9.0, 3.5, 0.0]), fg.LogQuantizer(bits=3)

@@ -308,11 +308,12 @@ LARGEST = float(np.finfo(np.float32).max) * (1 - 2**-20)
 
 @value
 class UniformQuantizer(Quantizer):
-    """Quantizer: round each value stochastically to one of 2s + 1 even levels.
+    """Quantizer: round each value stochastically to one of 2s + 1 evenly spaced levels.
 
-    The vector is cut into buckets, each with its norm ||v||, and with l = s |v_i| / ||v||,
+    The vector is cut into buckets. A value v_i of a bucket with the norm ||v|| is decoded as
 
-        C(v)_i = ||v|| sign(v_i) (floor(l) + Bernoulli(l - floor(l))) / s,   s = 2^(bits-1) - 1.
+        ||v|| sign(v_i) (floor(l) + Bernoulli(l - floor(l))) / s,
+        with l = s |v_i| / ||v||,   s = 2^(bits-1) - 1.
 
     Args:
       bits: width of a code, 2 <= bits <= 16; 2 bits are the ternary case, s = 1.
@@ -324,7 +325,7 @@ class UniformQuantizer(Quantizer):
     Claims: unbiased; not summable; E||x - C(x)||² <= min(d/s², √d/s) ||x||² for buckets of d. A
       bucket with a NaN or an infinity decodes to NaN.
 
-    Differs from the paper: codes of fixed width; the size of its Elias codes depends on the data.
+    Differs from the paper: codes of fixed width; that of the paper's Elias codes depends on data.
 
     Raises:
       ValueError: in `compress`, if the step has no key.

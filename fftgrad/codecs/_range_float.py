@@ -101,10 +101,10 @@ def check_format(owner: str, bits: int, mantissa: int | None) -> None:
 class RangeFloat(Quantizer):
     """Quantizer: N-bit floats with m mantissa bits, up to the largest magnitude of the payload.
 
-    The top bits of a float32, b(x) = bits(|x|) >> (23 - m), number the values with m mantissa bits
-    from 0 upwards: evenly spaced inside a binade, twice as far apart in the next. An N-bit code is
-    a window of these numbers. With max the largest magnitude, which is sent along, P = 2^(N-1) - 1,
-    base = b(max) - P + 1 and eps the value with number base, the codes are
+    The top bits of a float32, the integer b(x) = bits(|x|) >> (23 - m), count the values with m
+    mantissa bits from 0 to |x|: evenly spaced inside a binade, twice as far apart in the next. An
+    N-bit code is a window of these numbers. With max the largest magnitude, which is sent along,
+    P = 2^(N-1) - 1, base = b(max) - P + 1 and eps the value with number base, the codes are
 
         0                     zero
         1 ... P               eps ... max,         code = b(x) - base + 1
@@ -124,7 +124,7 @@ class RangeFloat(Quantizer):
       (truncate); not summable; unbiased if stochastic. NaN throughout if a value is not finite.
 
     Differs from the paper: rounds to nearest. Fits the range to each payload (`FixedRangeFloat`
-      does not). Computes m and eps in closed form, without a search (`FixedRangeFloat.tuned`).
+      does not). m and eps follow from formulas, as in `FixedRangeFloat.tuned`; the paper searches.
 
     Example:
       >>> x, codec = jnp.array([0.26, -2.0, 0.001]), fg.RangeFloat(bits=5, mantissa=2)

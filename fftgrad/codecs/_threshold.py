@@ -59,15 +59,15 @@ class ThresholdState(NamedTuple):
 
 @value
 class Threshold(Selector):
-    """Selector: keep values above a threshold, in a message that carries its length.
+    """Selector: keep values with a magnitude above a threshold, in a message of fixed capacity.
 
-    With μ the mean and M the maximum of |x_i|, the threshold is μ + r (M - μ). "binary" bisects r
-    in [0, 1] until between k and 2k coefficients are larger, or below μ if fewer than k exceed it.
-    "exact" takes the k largest non-zero values. Values beyond the capacity c of the message are
-    dropped, highest positions first, and counted in `overflow`.
+    With μ the mean and M the maximum of |x_i|, "binary" bisects r in [0, 1] until k to 2k
+    magnitudes exceed the threshold μ + r (M - μ). If fewer than k exceed μ, it bisects [0, M].
+    "exact" takes the k largest non-zero values. The message carries the number of its values. More
+    values than its capacity c are dropped, highest positions first, and counted in `overflow`.
 
     Args:
-      fraction: share of the n coefficients aimed at; k = ceil(fraction · n).
+      fraction: share of the n values to keep; k = ceil(fraction · n).
       search: "binary" or "exact".
       reuse: number of steps that use one threshold, only for "binary". The search runs earlier if
         more values pass than the message holds.

@@ -19,8 +19,8 @@ from fftgrad.ops import _shapes, _wire
 class AllGather(Exchange):
     """Exchange: every worker sends its payload to all, and each worker decodes and averages them.
 
-    Each payload travels as one uint32 buffer in one collective. The codec's summable prefix (a
-    linear transform) is undone once, after the sum: w payloads need one inverse FFT. Payloads are
+    Each payload travels as one uint32 buffer in one collective. If the codec begins with a linear
+    transform, its inverse runs once, after the sum: w payloads need one inverse FFT. Payloads are
     added in the order of the workers, so that all replicas get the same bits.
 
     With 4 workers that send the buffers b_0 ... b_3, each of words uint32[s], every worker
@@ -32,11 +32,11 @@ class AllGather(Exchange):
     Args:
       codec: a codec, usually a chain such as `chain(Fft(), TopK(fraction=0.1), LogQuantizer(8))`;
         or a rule, a function from the name and the shape of a part to its codec.
-      clip_to_median: True to clip longer vectors to the median length of the workers, part by part:
-        mean of v_i · min(1, median_j ||v_j|| / ||v_i||), over the workers with a non-zero vector.
-        The clip protects against workers with bad data or a high learning rate: a minority of
-        workers cannot make the result longer than the others would. Every payload is then decoded
-        on its own, twice.
+      clip_to_median: True to clip the norm of each worker's vector to the median norm, part by
+        part: mean of v_i · min(1, median_j ||v_j|| / ||v_i||), with the median over the non-zero
+        vectors. The clip protects against workers with bad data or a high learning rate: a minority
+        of workers cannot make the result longer than the others would. It decodes every payload
+        twice.
 
     Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
@@ -45,8 +45,8 @@ class AllGather(Exchange):
 
     Claims: unbiased if the codec is and nothing is clipped; all workers get the same bits.
 
-    Differs from the paper: the median of an even number of lengths is the midpoint of the middle
-      two; the authors' code takes the lower one.
+    Differs from the paper: the median of an even number of norms is the midpoint of the middle two;
+      the authors' code takes the lower one.
 
     Raises:
       ValueError: while tracing, if the codec does not fit the shape.

@@ -28,16 +28,15 @@ from fftgrad.ops import _count, _finite, _shapes, _wire
 class Hierarchical(Exchange):
     """Exchange: the exact mean along a fast axis, and a compressed mean along the slow axes.
 
-    Each part is cut into f pieces. The f workers of a group, joined by fast links, each receive one
-    piece of all their gradients (an all-to-all) and average it exactly. Each worker exchanges the
-    mean of its piece with its peers over the slow links. Then the group gathers the pieces (an
-    all-gather). So the f slow links of a group share the traffic. One residual per group holds the
-    compression error, and each worker keeps its piece.
+    Fast links join the f workers of a group. Each part is cut into f pieces, one per worker. An
+    all-to-all sends each worker its piece of the f gradients, which it averages exactly. Over the
+    slow links each worker exchanges this mean with those that have the same piece in other groups.
+    Then the group gathers the pieces (an all-gather). So the f slow links of a group share the
+    traffic. A group has one residual of the compression error, of which each worker keeps a piece.
 
-    Pass all axes, fast and slow, to `compressed_pmean(axis_name=("slow", "fast"))`. The exchange
-    has its own memory, because the residual belongs to the group: pass no memory to
-    `compressed_pmean`, unless leaves are narrower than float32. It then keeps the rounding error of
-    the mean.
+    Pass all axes, fast and slow, to `compressed_pmean(axis_name=("slow", "fast"))`. Pass it no
+    memory, because this exchange keeps the residual of the group. Only if leaves are narrower than
+    float32, pass one for the rounding error of the mean.
 
     Args:
       fast_axis: name of the axis, or axes, of fast links.

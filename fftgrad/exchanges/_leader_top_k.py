@@ -38,12 +38,10 @@ IN_TURN = "leave it out to let all lead in turn."
 class LeaderTopK(Exchange):
     """Exchange: one worker, the leader, chooses the coefficients that all workers send.
 
-    At step t worker t mod w leads, or always the same worker. The leader selects its k largest
-    coefficients and broadcasts their positions in Elias-Fano code.
-
-    The workers then sum these k values with all-reduces. So the bytes per worker do not grow with
-    the number of workers, unlike those of `AllGather`. A linear transform may precede the selector,
-    because it commutes with the sum.
+    The leader selects its k largest coefficients and broadcasts their positions in Elias-Fano code.
+    An all-reduce then sums the values of all workers at these positions. So the bytes per worker do
+    not grow with the number of workers, unlike those of `AllGather`. A linear transform may precede
+    the selector, because it commutes with the sum.
 
     Args:
       codec: linear transforms, then a selector such as `TopK` or `ChunkTopK`; without a selector
@@ -52,9 +50,8 @@ class LeaderTopK(Exchange):
 
     Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
-    Wire: the positions of one worker, bit-packed, then 4 bytes a value (8 if complex), 4 for the
-      finite flag and 4 for a codec that counts overflow, in two all-reduces, for any number of
-      workers.
+    Wire: the positions of one worker in one all-reduce; in a second one 4 bytes a value (8 if
+      complex), 4 for the finite flag, and 4 if the codec counts overflow.
 
     Claims: all workers get the same bits. If any value is not finite the mean is NaN throughout.
 
@@ -62,8 +59,8 @@ class LeaderTopK(Exchange):
       leader's words and zeros, because XLA has no broadcast from a worker chosen at run time.
 
     Raises:
-      ValueError: while tracing, if the chain has other stages than linear transforms and one
-        selector, or the leader is no worker.
+      ValueError: if the leader is negative, or the codec has other stages than linear transforms
+        and one selector; while tracing, if a rule returns such a codec, or the leader is no worker.
 
     Example:
       >>> exchange = fg.LeaderTopK(fg.TopK(k=1))

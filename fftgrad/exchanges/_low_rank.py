@@ -117,9 +117,9 @@ class PowerSgd(Exchange):
         P = orthonormal(mean M_i Q),   Q' = mean M_iᵀ P,   mean ≈ P Q'ᵀ.
 
     Q is kept between steps, so the iteration converges while the gradient changes slowly. An array
-    of more axes becomes a matrix with its last axis as columns. Vectors, and arrays that factors
-    would not make smaller, travel dense in the first all-reduce. Its parts are the leaves, in their
-    shapes. Use it with `ErrorFeedback()`.
+    of more axes becomes a matrix with its last axis as columns. Vectors, and arrays whose factors
+    would not be smaller, travel dense in the first all-reduce. Each leaf is a part, in its shape.
+    Use it with `ErrorFeedback()`.
 
     Args:
       rank: number of columns of P and Q.

@@ -17,18 +17,18 @@ from fftgrad.ops import _codes
 class QuantizedAllReduce(Exchange):
     """Exchange: all workers round to the levels of one shared scale, and sum the packed integers.
 
-    With s the largest magnitude over all workers, after clipping, each value is rounded
-    stochastically to an integer in -L ... L. The sum over w workers has 2Lw + 1 possible values. A
-    word holds as many digits of base 2Lw + 1 as fit, and one all-reduce of words adds them all. No
-    digit reaches the base, so none carries.
+    The scale s is the largest magnitude over all workers, after clipping. Each value is rounded
+    stochastically to q s / L with an integer q in -L ... L. The sum of q over w workers has 2Lw + 1
+    possible values. A uint32 word holds as many digits of base 2Lw + 1 as fit, and one all-reduce
+    of words adds all digits. No sum reaches the base, so no digit carries.
 
-    With few levels, the rounding noise is as long as the vector or longer, and error feedback
-    accumulates it without bound. So use no memory, or L >= 7.
+    With few levels, the norm of the rounding noise is that of the vector or more, and error
+    feedback accumulates it without bound. So use no memory, or L >= 7.
 
     Args:
       workers: w, the number of workers, which sets the base.
       levels: L; 1 is TernGrad.
-      clip: in units of the root mean square of the worker's part; None does not clip.
+      clip: largest magnitude, in root mean squares of the worker's part; None does not clip.
 
     Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
@@ -39,8 +39,8 @@ class QuantizedAllReduce(Exchange):
     Claims: unbiased if it does not clip; all workers get the same bits. If any value of a part is
       not finite the mean of this part is NaN throughout.
 
-    Differs from the paper: in its code, clipping sets the scale to clip · σ even if no value is as
-      large. The paper does not say how the sum travels.
+    Differs from the paper: the authors' code sets the scale to clip · σ even if all values are
+      smaller. The paper does not say how the sum travels.
 
     Raises:
       ValueError: while tracing, if the axis has not `workers` workers.

@@ -20,10 +20,10 @@ class TwoStage(Exchange):
 
     Each part is cut into w shards, one per worker. Every worker compresses its w shards and sends
     each to its owner (an all-to-all). The owner averages the received shards and its own, exact
-    shard. It compresses this mean and sends it to all (an all-gather). `error` includes both
-    losses, so the memory of `compressed_pmean` feeds both back. The owner loses nothing of its own
-    shard in the first stage. Its `error` there is w times the loss of the second stage, because the
-    next mean divides it by w.
+    shard. It compresses this mean and sends it to all (an all-gather). `error` contains the
+    compression errors of both stages, so the memory of `compressed_pmean` feeds both back. In its
+    own shard a worker has no error of the first stage. There, `error` is w times the error of the
+    second stage, because the next mean divides the residual by w.
 
     The traffic of a link does not grow with the workers. The second stage compresses a mean, which
     has less noise than a gradient. For messages below some kilobytes latency dominates, and one
@@ -32,14 +32,14 @@ class TwoStage(Exchange):
     Args:
       codec: a codec, or a rule from a part's name and the shape of its shard, a vector of n/w
         values, to one; the rule `SmallDense` gets whole leaves. A number of coefficients to keep,
-        such as TopK's k, is that of the whole part, and the shards share it equally. Codec states
-        are kept per shard.
+        such as TopK's k, is that of the whole part, and the shards share it equally. Each shard
+        has a codec state of its own, which starts fresh with another number of workers.
       workers: w, the number of workers, which sets the size of the shards and of the state.
 
     Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
-    Wire: w + 1 buffers, each of 4 bytes and the payload of n/w values: about the payload of n
-      values in each stage, for any w.
+    Wire: w + 1 buffers, each with a header of 4 bytes and the payload of n/w values: about the
+      payload of n values in each stage, for any w.
 
     Claims: with `ErrorFeedback`, the means of all steps and the workers' average residual add up to
       the average gradients of all steps, as with one stage. All workers get the same bits; if any
@@ -55,9 +55,9 @@ class TwoStage(Exchange):
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([2., 0.], dtype=float32)
 
-    Differs from the paper: the owner's residual is part of the worker's own, so it is kept if
-      training continues with another number of workers. An owner does not compress the shard that
-      it sends to itself.
+    Differs from the paper: a worker keeps the errors of both stages in one residual. So
+      `fg.checkpoint.reshard_state` preserves both for another number of workers. An owner does not
+      compress the shard that it sends to itself.
 
     References:
       Tang et al., ICML 2021, arXiv:2102.02888.

@@ -25,11 +25,11 @@ from fftgrad.memories import ErrorFeedback, MomentumCorrection, NoMemory
 
 
 def acp_sgd(rank: int = 4, *, memory: Memory = ErrorFeedback()) -> Recipe:
-    """Method: two thin factors of each matrix, of which one is sent per step, with error feedback.
+    """Method: two thin factors of each matrix, one of them sent per step, with error feedback.
 
     Args:
       rank: columns of a factor; the paper uses 4 for ResNets and 32 for BERT.
-      memory: the paper's feedback, without decay.
+      memory: of unsent values. The default is the paper's, without decay.
 
     Wire: about 2 · rank · (rows + columns) bytes a matrix, 4 a dense value, in one all-reduce.
 
@@ -58,7 +58,7 @@ class AdaCompRule:
 
 
 def adacomp(conv_bin: int = 50, bin_size: int = 500, per_bin: float = 4.0) -> Recipe:
-    """Method: in each bin, send the values that would exceed its maximum if the gradient repeated.
+    """Method: in each bin, send values that a repeated gradient would lift above the bin's maximum.
 
     Args:
       conv_bin: values per bin of leaves with more than two axes.
@@ -99,7 +99,7 @@ class LargestOfTiles:
 
 
 def demo(k: int = 32, block: int = 64, decay: float = 0.999) -> Recipe:
-    """Method: a momentum on each worker, whose largest DCT coefficients are sent; sign descent.
+    """Method: send the largest DCT coefficients of each worker's momentum, for sign descent.
 
         D = decay · D + g,   C = DCT of D by tiles,   q = the k largest of each tile,
         D = D - IDCT(q),     update = sign(IDCT(mean q)).
@@ -107,7 +107,7 @@ def demo(k: int = 32, block: int = 64, decay: float = 0.999) -> Recipe:
     The momentum is the residual of error feedback with a decay, so it differs between the workers.
 
     Args:
-      k: coefficients sent of each tile; the authors' runs use 32 of 4096, and 8 for 85x.
+      k: coefficients sent of each tile; the authors' runs use 32 of 4096, or 8 for 85x fewer bytes.
       block: largest side of a tile; a leaf of one axis has tiles of `block` values.
       decay: of the momentum.
 
@@ -187,7 +187,7 @@ def eden(bits: int = 1, block: int = 4096, *, memory: Memory = NoMemory()) -> Re
     Args:
       bits: width of a code, 1 to 6; one bit is DRIVE.
       block: values rotated together, a power of two.
-      memory: the paper has none.
+      memory: of unsent values; none in the paper.
 
     Wire: n · bits / 8 + 4n / block bytes.
 
@@ -211,7 +211,7 @@ def power_sgd(rank: int = 2, *, memory: Memory = ErrorFeedback()) -> Recipe:
 
     Args:
       rank: columns of a factor.
-      memory: the paper's feedback, without decay.
+      memory: of unsent values. The default is the paper's, without decay.
 
     Wire: 4 · rank · (rows + columns) bytes a matrix, 4 a dense value, in two all-reduces.
 
@@ -254,7 +254,7 @@ def random_k(fraction: float = 0.01, *, memory: Memory = ErrorFeedback()) -> Rec
 
     Args:
       fraction: share of the values sent, k = ceil(fraction · n).
-      memory: keeps unsent values; for `NoMemory()` sent values are multiplied by n/k.
+      memory: of unsent values. With `NoMemory()`, sent values are multiplied by n/k.
 
     Wire: 4k bytes in one all-reduce, no indices.
 
@@ -316,8 +316,8 @@ def redsync(
         above            k to 2k values above a threshold, found by binary search and
                          used for 5 steps: `Threshold(reuse=5)`
 
-    If quantized, only values of one sign are selected, with the other sign in the next step, and
-    one mean replaces all: `AlternatingSign`, `Threshold` (exact below 4 MB), `MeanMagnitude`.
+    With `quantize`, steps select positive and negative values in turn, and their mean replaces all
+    of them: `AlternatingSign`, `Threshold` (exact below 4 MB), `MeanMagnitude`.
 
     Args:
       fraction: share of each layer that is sent; the paper's 0.1 %.
@@ -338,7 +338,7 @@ def redsync(
       the residual and are counted (`CompressedPmeanState.overflow`). Quantized: positions and 4
       bytes a layer. If most layers are dense, a dense all-reduce sends less (`fg.link_bytes`).
 
-    Differs from the paper: if more than 2k values pass a threshold, it is searched again early.
+    Differs from the paper: if more than 2k values exceed a reused threshold, a new one is searched.
       Sparse gradients keep their velocity, and the error of the mean stays in the residual
       (`MomentumCorrection`). The full text was not available: sizes, reuse and alternating signs
       follow the abstract and published code by others.
@@ -390,14 +390,14 @@ def scalecom(
     exact: bool = False,
     warm_up_steps: int = 0,
 ) -> Recipe:
-    """Method: each step one worker chooses the coefficients of all, which one all-reduce sums.
+    """Method: in each step one worker chooses the positions whose values an all-reduce sums.
 
         p_i = m_i + g_i,   I = the largest of p_leader in each chunk, leader = t mod w
         send p_i at I;     m_i' = m_i + u (g_i - sent_i);     apply mean sent.
 
     Args:
       chunk: values per chunk, of which the largest is sent.
-      beta: u, the share of the error that the residual takes up; 0.1 for large batches, else 1.
+      beta: u, the weight of a step's error in the residual; 0.1 for large batches, else 1.
       flops: {word in a leaf's path: floating-point operations per element of its gradient}. Such a
         leaf gets the paper's chunk: 25 from 196 on, 50 from 128 on, else 400.
       dense: words in the paths of leaves that travel dense; in the paper, the first layer.
@@ -429,12 +429,12 @@ def sign_sgd(*, memory: Memory = ErrorFeedback()) -> Recipe:
         p = e + g,   Δ = (||p||₁ / d) sign(p),   e' = p - Δ,   apply mean Δ.
 
     Args:
-      memory: the paper's feedback, without decay.
+      memory: of unsent values. The default is the paper's, without decay.
 
     Wire: 1 bit a value and 4 bytes a part.
 
     Differs from the paper: the paper has p = lr · g + e. Here e is in units of the gradient, and
-      the learning rate follows. If the rate falls, the residual is applied at the new rate.
+      the optimizer applies the learning rate. If it falls, the residual is applied at the new rate.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.sign_sgd(), axis_name="data")
@@ -453,8 +453,8 @@ def terngrad(
     Args:
       clip: bound of the values, in standard deviations of the layer; None does not clip.
       dense: words in the paths of leaves that are not quantized; in the paper, the last layer.
-      workers: if given, the scale is shared, and an all-reduce sums the ternaries of that many
-        workers (`QuantizedAllReduce`); `dense` must then be empty.
+      workers: None for an all-gather. If given, the number of workers, which then share a scale and
+        sum their codes by an all-reduce (`QuantizedAllReduce`); `dense` must then be empty.
 
     Wire: 1.6 bits a value and 4 bytes a layer; 4.6 bits a value in an all-reduce of 8 workers.
 
@@ -492,7 +492,7 @@ def top_k(
       fraction: share of the values sent, k = ceil(fraction · n).
       bits: width of a value sent, by `LogQuantizer`; None sends float32, as the papers do.
       transform: a linear transform before the selection, such as `Dct(block=64)`.
-      memory: keeps unsent values; the paper's feedback, without decay.
+      memory: of unsent values. The default is the paper's, without decay.
 
     Wire: k (32 + 2 + log2(1/fraction)) bits, or `bits` instead of 32.
 

@@ -30,7 +30,7 @@ class Sparse(NamedTuple):
     """Value: a vector that is zero except at some positions; the result of `Selector.sparse`.
 
     Attributes:
-      positions: int32, of any shape, ascending and distinct when flat; unused slots from n on.
+      positions: int32, of any shape, ascending and distinct when flat; n or more if unused.
       values: values at the positions, of the same shape.
 
     Example:
@@ -136,7 +136,8 @@ def first(bitmap: Ranked, count: jax.Array | int) -> Ranked:
 
 def _places() -> jax.Array:
     """Return the place of each bit in a word, uint32[1, 32]."""
-    # A constant would become an operand of conditionals, whose branches jax.vmap then cannot type.
+    # Computed, because a constant would become an operand of the conditional by platform. In some
+    # programs jax.vmap then infers different types for its branches.
     return lax.broadcasted_iota(jnp.uint32, (1, WORD), 1)
 
 
@@ -174,7 +175,7 @@ def encode_positions(positions: jax.Array, k: int, n: int) -> EliasFano | Bitmap
 
 
 def decode(code: EliasFano | Bitmap, k: int, n: int) -> jax.Array:
-    """Decode the positions int32[k], below n for any words."""
+    """Decode the positions int32[k]; if the words are damaged, they are still below n."""
     match code:
         case Bitmap(words):
             positions = select(rank(words), k)

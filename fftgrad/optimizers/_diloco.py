@@ -71,17 +71,20 @@ def diloco(
 
         θ̄ ← θ̄ + outer(C(θ̄ - θ)),   θ ← θ̄.
 
-    It is a whole optimizer. For DiLoCo, pass `optax.adamw(3e-4)` as inner and
-    `optax.sgd(0.7, momentum=0.9, nesterov=True)` as outer. `sparse_loco` is SparseLoCo.
+    It is a whole optimizer. Pass, for example, `optax.adamw(3e-4)` as inner and `optax.sgd(1.0)` as
+    outer. The paper's outer, `optax.sgd(0.7, momentum=0.9, nesterov=True)`, is for uncompressed
+    changes. Error feedback acts as momentum too, and with a sparse codec both together diverged
+    (docs/results/islands.md). `sparse_loco` is SparseLoCo.
 
     *Streaming.* With P fragments, the workers exchange another P-th of the rows of every leaf every
-    H/P steps. The whole model never travels at once. With an overlap of τ steps, an exchange takes
-    effect τ steps later. Its rows then become θ ← α θ + (1 - α) θ̄, so a worker keeps
-    the share α of its progress in between. Such an exchange does not depend on the current step.
-    With `fragments=sync_every` it is in no branch either. Then a compiler can overlap it with the
-    backward pass, and every step sends the same number of bytes.
+    H/P steps. The whole model never travels at once. With an overlap of τ steps, the exchange runs
+    in the next inner step and moves `anchor` there. The parameters change τ inner steps after they
+    were sent, θ ← α θ + (1 - α) θ̄, so a worker keeps the share α of its progress in between. With
+    `fragments=sync_every` too, every step runs one exchange of the same number of bytes, outside of
+    `lax.cond`. Then a compiler can overlap it with the backward pass.
 
-        fg.optimizers.diloco(adamw, nesterov, 30, fragments=30, overlap_steps=1, mixing=0.5)
+        outer = optax.sgd(1.0)
+        fg.optimizers.diloco(adamw, outer, 30, fragments=30, overlap_steps=1, mixing=0.5)
 
     For fragments by depth, or different intervals, put several `diloco` into one `optax.partition`,
     each with its own `sync_every` and `allow_masked=True`. Each `inner` then sees only its leaves.
@@ -91,21 +94,21 @@ def diloco(
     outer step, without fragments and overlap, the parameters equal it up to one rounding. A program
     with `check_vma=False` that saves the parameters as replicated saves those of one worker.
 
-    `update(..., weight=tokens)` at a meeting weights a worker's change. A worker of weight 0 sends
-    only its residual. `inner` gets `value=loss` and other extra arguments unchanged; `outer` gets
-    the mean of the losses at a meeting.
+    In an outer step, `update(..., weight=tokens)` weights the change of this worker. A worker of
+    weight 0 sends only its residual. `inner` gets `value=loss` and other extra arguments unchanged;
+    `outer` gets the weighted mean of the workers' losses in this step.
 
     Args:
       inner: the optimizer of each worker, complete with its learning rate. It must move the
         parameters that it is given. Schedule-free moves a copy, which would never be averaged.
       outer: the optimizer of the anchor, which takes the mean change as its gradient.
-      sync_every: H, the number of inner steps between two meetings of a fragment.
+      sync_every: H, the number of inner steps between two outer steps of a fragment.
       exchange: the exchange of the changes, or a method, such as `fg.methods.eden()`.
       memory: the memory of unsent changes; by default that of the recipe, or error feedback with
         decay 0.95.
       fragments: P, a divisor of H.
-      overlap_steps: τ, the number of inner steps between an exchange and its effect, below H.
-      mixing: α, the share of its own parameters that a worker keeps at a meeting, in [0, 1).
+      overlap_steps: τ, below H, the inner steps from sending parameters to changing them.
+      mixing: α, the share of its own parameters that a worker then keeps, in [0, 1).
       allow_masked: True if leaves may be masked, as for `compressed_pmean`.
       axis_name: the axis, or axes, of the workers.
 
@@ -113,11 +116,11 @@ def diloco(
       An `optax.GradientTransformationExtraArgs` whose state is a `DilocoState`; it needs `params`.
 
     Wire: `fg.wire_bytes(exchange, fg.optimizers.fragment(params, P))` every H/P steps, which is the
-      peak, and P/H of it on average; in a branch unless P = H. Other steps send nothing.
+      peak, and P/H of it on average; in a `lax.cond` unless P = H. Other steps send nothing.
 
     Claims: `state.anchor` has the same bits on all workers. If a worker's gradient or inner update
       is not finite, that worker skips the inner step: its parameters and inner state stay
-      unchanged, its loss does not count at a meeting, and `state.skipped` counts the step. If a
+      unchanged, its loss does not count in the mean, and `state.skipped` counts the step. If a
       value of an outer step is not finite, `anchor`, the outer state and the memory stay unchanged,
       and all workers return to `anchor`.
 

@@ -50,22 +50,22 @@ def feedback_adam(
     non_finite: NonFinite = "skip",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Optimizer: a compressed mean with error feedback, and Adam with a share of the gradient.
+    """Optimizer: a compressed mean with error feedback, and Adam plus a share of the new gradient.
 
-    Error feedback delays gradients, and a momentum delays them again. With a delay of one step, a
-    momentum of 0.9 is stable up to rate times curvature of 1.0, without delay up to 38. So the
-    update contains the new gradient g beside the average m:
+    Error feedback delays gradients, and a momentum delays them again. If gradients are one step
+    late, a momentum of 0.9 is stable up to a product of rate and curvature of 1.0; without delay up
+    to 38. So the update adds a share of the new mean gradient g to the average m:
 
         u = (lead g + (1 - lead) m) / (√v + eps).
 
-    That is QHAdam, with lead = 1 - ν. With lead = 0 it is Adam, with lead = 1 it has no momentum;
-    both reach a higher loss here. Only the residual differs between the workers.
+    That is QHAdam, with lead = 1 - ν. With lead = 0 it is Adam, with lead = 1 it has no momentum.
+    The default reaches a lower loss than both. Only the residual differs between the workers.
 
     Args:
       learning_rate: of Adam, a number or an optax schedule.
       exchange: the exchange of the gradients, or a method, such as `fg.methods.top_k(0.01)`.
       memory: the memory of unsent gradients; by default that of the recipe, or `ErrorFeedback()`.
-      lead: share of the gradient in the update: 0.3 for two stages, 0.5 for a gather of
+      lead: share of the new gradient in the update: 0.3 for two stages, 0.5 for a gather of
         `Budget(100)`.
       b1: decay of the average.
       b2: decay of Adam's second moment.
@@ -128,22 +128,22 @@ def feedback_sgd(
     non_finite: NonFinite = "skip",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Optimizer: a compressed mean with error feedback, and SGD with a share of the gradient.
+    """Optimizer: a compressed mean with error feedback, and SGD plus a share of the new gradient.
 
     Over time, a momentum of m applies each gradient 1 / (1 - m) times. The update has the same
-    factor, so that tuned learning rates carry over. With m̄ the average of the gradients g, of
-    decay m,
+    factor, so that tuned learning rates carry over. With g the new mean gradient and m̄ the average
+    of mean gradients with decay m,
 
         u = (lead g + (1 - lead) m̄) / (1 - m).
 
-    With lead = 0 it is SGD with momentum. `feedback_adam` explains the share of the gradient.
+    With lead = 0 it is SGD with momentum. `feedback_adam` explains the share of the new gradient.
 
     Args:
       learning_rate: as for `optax.sgd(learning_rate, momentum)`, a number or an optax schedule.
       momentum: of the dense optimizer that this replaces.
       exchange: as for `feedback_adam`.
       memory: as for `feedback_adam`.
-      lead: share of the gradient in the update.
+      lead: share of the new gradient in the update, as for `feedback_adam`.
       bucketing: as for `feedback_adam`.
       non_finite: as for `feedback_adam`.
       axis_name: the axis of the workers.
@@ -253,20 +253,21 @@ def feedback_muon(
     """Optimizer: a compressed mean with error feedback, and Muon plus a normalized gradient.
 
     Muon applies all directions of an averaged gradient with equal length, so it suffers from noise
-    and delay in the average. With g the mean gradient, m its average of decay beta and v that of
-    its square,
+    and delay in the average. With g the new mean gradient, m its average with decay beta, and v the
+    average of its squares,
 
         u = 0.2 √max(rows, columns) orthogonal(m) + lead g / (√v + eps)
 
-    for matrices. For other leaves Adam replaces the first term. The average can be slow and smooth,
-    because the second term reacts at once, and noise in it rotates no direction.
+    for matrices. For other leaves Adam replaces the first term. The second term reacts at once, so
+    m can be a long, smooth average. It is added after `orthogonal`, which would amplify its noise.
 
     Args:
       learning_rate: of Muon with updates as long as Adam's (`consistent_rms=0.2`), a number or an
         optax schedule. Try the rate of dense Muon and half of it.
       exchange: as for `feedback_adam`.
       memory: as for `feedback_adam`.
-      lead: factor of the normalized gradient: 0.3 for two stages, 0.5 for gathers of `Budget(100)`.
+      lead: factor of the new gradient, normalized: 0.3 for two stages, 0.5 for a gather of
+        `Budget(100)`.
       beta: decay of Muon's average, without Nesterov's momentum.
       b1: decay of Adam's average.
       b2: decay of the average of squares.
@@ -276,8 +277,8 @@ def feedback_muon(
       muon_weight_dimension_numbers: the matrices and their axes, as for `optax.contrib.muon`. Pass
         `fg.optimizers.muon_dimensions` for a transformer. By default all leaves with two axes are
         matrices, including embeddings, and attention kernels with three are not.
-      share_axis: axis of workers on fast links, of which each makes its share of the matrices
-        orthogonal. None if each makes all of them, which sends nothing.
+      share_axis: axis of workers on fast links, each of which makes its share of the matrices
+        orthogonal. None: each worker makes all of them, and sends none.
       bucketing: as for `feedback_adam`.
       non_finite: as for `feedback_adam`.
       axis_name: the axis of the workers.
@@ -293,8 +294,8 @@ def feedback_muon(
     Claims: as for `feedback_adam`.
 
     Raises:
-      ValueError: while tracing, if a gradient is known to vary over a model axis, because shards of
-        a matrix are not matrices. Without `check_vma` that is not detected.
+      ValueError: while tracing, if JAX types a gradient as varying over a model axis, because an
+        orthogonal matrix needs the whole gradient. Without `check_vma` that is not detected.
 
     Differs from the paper: no Nesterov momentum, and a second term.
 

@@ -49,13 +49,14 @@ def sharded(
     """Optimizer: each worker updates its shard of the parameters; all traffic is compressed.
 
     ZeRO-2: the state of the inner optimizer takes 1/w of the memory. Worker i of w owns the i-th
-    shard of each leaf. With θ the parameters that all workers have, and φ the owner's own,
+    shard of each leaf. With θ the parameters that all workers have, φ the owner's float32 copy of
+    its shard, and C the codec of the differences,
 
         g_i ← mean of the workers' compressed gradients of shard i,   φ ← φ + inner(g_i),
         θ ← θ + C(φ - θ)   on all workers.
 
-    φ is always float32. The error of C is part of the next difference, so errors do not
-    accumulate. It is a whole optimizer.
+    The error of C is part of the next difference, so errors do not accumulate. It is a whole
+    optimizer.
 
     The inner optimizer sees flat shards (size, 1, ...) with as many axes as the leaf. So it must
     update each value by itself, as Adam, SGD, Lion, schedules and weight decay do. `init` tries
@@ -73,7 +74,7 @@ def sharded(
       inner: the optimizer of each shard, complete with its learning rate.
       workers: w, the number of workers.
       gradients: the codec of the gradients. The default has 4 bits after a rotation.
-      parameters: the codec of the differences. The default has 8 bits.
+      parameters: C, the codec of the differences. The default has 8 bits.
       memory: the memory of unsent gradients. Use `ErrorFeedback()` for biased codecs.
       key: a seed or key, equal on all workers.
       allow_masked: True if leaves may be masked, as for `compressed_pmean`.
@@ -83,7 +84,7 @@ def sharded(
       An `optax.GradientTransformationExtraArgs` whose state is a `ShardedState`. It needs `params`,
       equal on all workers.
 
-    Wire: w buffers of 4 bytes and the payload of n/w gradients, and one of n/w parameters: with one
+    Wire: w buffers of n/w gradients and one of n/w differences, each with 4 bytes more: with one
       codec for both, `fg.wire_bytes(fg.TwoStage(codec, workers), params, fg.Bucketing("leaf"))`.
       If `inner` reads `value`, an all-reduce adds 4 bytes.
 

@@ -33,15 +33,17 @@ class _Instruction(NamedTuple):
 def audit(compiled: jax.stages.Compiled | str) -> tuple[Collective, ...]:
     """Function: list every collective of a compiled program, from its text.
 
-    The compiler may widen a dtype, or split or add a collective, so the program shows the real
-    traffic. A collective of several arrays is listed once for each.
+    It shows the real traffic, because a compiler may widen a dtype, or split or add a collective. A
+    collective of several arrays is listed once for each.
 
     Args:
-      compiled: `jax.jit(step).lower(...).compile()`, for a CPU or a GPU, or its text.
+      compiled: `jax.jit(step).lower(...).compile()`, or its text, for a CPU or GPU; TPU programs
+        are untested.
 
     Returns:
-      The collectives, in program order. If a step exchanges only gradients, the sum of their bytes
-      is `fg.wire_bytes(exchange, params)`; for `Scheduled`, within each branch.
+      The collectives, in program order. The sum of their bytes is `fg.wire_bytes(exchange, params)`
+      if the compiler changed none and the step has no others, such as those of a mean loss, a
+      weight or `track_error`. For `Scheduled`, this holds within each branch.
 
     Raises:
       ValueError: if the text is not that of a compiled program.

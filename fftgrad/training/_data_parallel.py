@@ -34,14 +34,14 @@ def data_parallel(
         train = fg.data_parallel(step, mesh, "data")
         params, state, value = train(params, state, x, y)  # global arrays
 
-    The arguments up to the one with the state of `compressed_pmean` are carried from step to step:
-    (params, state), one `TrainState`, or (params, statistics, state). Each worker gets its rows of
-    the leaves that `fg.state_specs` shards, and all other leaves whole. The remaining arguments are
-    the batch, which is split over the leading axis. `step` returns the carried values in the same
-    order. Any further results must be equal on all workers, such as a mean loss.
+    The first arguments, up to the one with the state of `compressed_pmean`, are carried from step
+    to step: (params, state), one `TrainState`, or (params, statistics, state). Each worker gets its
+    rows of the leaves that `fg.state_specs` shards, and all other leaves whole. The remaining
+    arguments are the batch, which is split over its leading axis. `step` returns the carried values
+    in the same order. Any further results, such as a mean loss, must be equal on all workers.
 
-    If the mesh has more axes, `param_specs` gives all of them to `shard_map`, and a step sees its
-    shard of each parameter. Without `param_specs`, XLA manages the other axes. A step then sees
+    If the mesh has more axes and you pass `param_specs`, `shard_map` manages all axes, and a step
+    sees its shard of each parameter. Without `param_specs`, XLA manages the other axes: a step sees
     whole parameters, which stay sharded as they are. If only the other axes are of type Explicit,
     JAX returns the parameters unsharded.
 

@@ -30,7 +30,7 @@ def metrics(
 
     Use it with any logger: `wandb.log(fg.metrics(opt_state))`. The keys are:
 
-        step          number of updates; of `diloco`, number of meetings
+        step          number of updates; of `diloco`, number of outer steps
         skipped       number of them in which a value was not finite; `diloco` counts bad inner
                       steps in its `state.skipped`
         overflow      number of values that no codec could represent, over workers and good steps

@@ -77,12 +77,14 @@ def compressed_pmean(
 ) -> optax.GradientTransformationExtraArgs:
     """Transformation: average the gradients of all workers over a compressed link.
 
-    It takes the gradients of one worker's own batch and returns their mean, with the same bits on
-    all workers. Put it first in the chain: clipping, momentum and weight decay then see the mean.
+    It takes the gradients of one worker's own batch and returns the mean of all workers, with the
+    same bits on all devices that round equally. Put it first in the chain, so that clipping,
+    momentum and weight decay see the mean.
 
-    All leaves form one vector, so a selector chooses over the whole model and a quantizer has one
-    scale. Some exchanges use other parts by default, and `bucketing` overrides the default. A rule
-    in place of a codec may choose another codec for each part.
+    A part is a vector that a codec compresses on its own. By default all leaves form one part, so a
+    selector chooses over the whole model and a quantizer has one scale. For `PowerSgd`, and for
+    most rules (functions from a part's name and shape to its codec), each leaf is a part.
+    `bucketing` sets other parts.
 
         tx = optax.chain(
             fg.compressed_pmean(fg.AllGather(codec), fg.ErrorFeedback(), axis_name="data"),
@@ -90,7 +92,8 @@ def compressed_pmean(
         )
 
     Do not chain Adam behind error feedback: its final loss was 11 % higher than that of dense Adam
-    (docs/results/slow-links.md). Use `fg.optimizers.feedback_adam` or `feedback_muon` for both.
+    (docs/results/slow-links.md). Use `fg.optimizers.feedback_adam` or `feedback_muon` instead,
+    whole optimizers that add a share of the new gradient to the momentum.
 
     `update` runs inside `jax.shard_map` (with `check_vma` True or False), `jax.pmap`, or
     `jax.vmap(axis_name=...)`. Take gradients by `fg.value_and_grad` and the state by
@@ -124,29 +127,28 @@ def compressed_pmean(
       An `optax.GradientTransformationExtraArgs` whose state is a `CompressedPmeanState`. Its
       `update` takes a scalar `weight=tokens`, this worker's v, for the mean Σ v g / Σ v. With w
       workers each gradient is multiplied by w v / Σ v before the memory; if v is 0, even a NaN is
-      left out. Do not pass a weight with
-      `value_and_grad(has_weight=True)`, which has weighted the gradients. Under `jax.jit` it also
-      takes global gradients that are unreduced over an Explicit axis, and returns their sum, the
-      gradient of the whole loss.
+      left out. Do not pass a weight with `value_and_grad(has_weight=True)`, which has weighted the
+      gradients. Under `jax.jit` and over an Explicit axis, `update` also takes the unreduced
+      gradient of a global loss, whose sum over the devices is still to do, and returns this sum.
 
     Shapes: leaves float32, bfloat16 or float16 of any shape; the mean has the dtype of each leaf.
-      Memory and exchange use float32. So a cast of gradients to float32 costs no bytes, and then
-      the mean is not rounded.
+      Memory and exchange use float32. Gradients that you cast to float32 before `update` take the
+      same bytes, and their mean is not rounded.
 
     Wire: `fg.wire_bytes(exchange, params, bucketing)` bytes a worker and step. Each bucket takes
       one collective with `AllReduce`, `AllGather`, `TopVotes` and `AcpSgd`; two with `TwoStage`,
-      `PowerSgd`, `QuantizedAllReduce` and `LeaderTopK`; two more than its slow exchange with
-      `Hierarchical`. By default there is a bucket for every 2^30 parameters. `track_error` adds 12
-      bytes in two all-reduces, a weight 4.
+      `PowerSgd`, `QuantizedAllReduce` and `LeaderTopK`. `Hierarchical` takes two more than the
+      exchange that it uses over the slow links. By default there is a bucket for every 2^30
+      parameters. `track_error` adds 12 bytes in two all-reduces, a weight 4.
 
     Claims: those of the exchange and the memory. The memory keeps the rounding error of the mean in
       a narrow dtype; without memory it is lost. One worker is allowed. A step is bad if a value is
-      not finite, or if the mean exceeds the range of a leaf's dtype. The mean of a bad step is not
-      finite on all workers, and the states of memory and exchange stay unchanged in all buckets.
-      `optax.apply_if_finite` after it then skips the step on all workers. With "skip", an Adam
-      after it sees a gradient of zeros, and its moments decay. With `check_vma=True` JAX checks
-      that the state is sharded over the workers; rows of the state in another order are not
-      detected.
+      not finite, or if the mean exceeds the range of a leaf's dtype. After a bad step, the states
+      of memory and exchange are unchanged in all buckets. With "propagate", every worker gets a
+      non-finite mean, so `optax.apply_if_finite` behind it skips the step on all workers. With
+      "skip", every worker gets zeros, and the moments of an Adam behind it decay. With
+      `check_vma=True` JAX checks that the state is sharded over the workers. Rows of the state in
+      another order are not detected.
 
     Raises:
       ValueError: while tracing, if the axis is not bound, `weight` is not a scalar, a gradient is

@@ -34,16 +34,16 @@ def value_and_grad(
     Transformations behind `compressed_pmean` that read the loss, such as `optax.polyak_sgd`, need
     its mean over the workers. Otherwise the parameters would differ.
 
-    The loss is the mean over the worker's batch. If all batches have the same size, the mean over
-    the workers is the mean over all batches. If the sizes differ, as with masked tokens, return
-    the sum over the worker's tokens and their number:
+    If all batches have the same size, `loss` returns the mean over the worker's batch, because the
+    mean over the workers is then the mean over all batches. If the sizes differ, as with masked
+    tokens, return the sum over the worker's tokens and their number:
 
         def loss(params, x, y, mask):
             return jnp.sum(mask * cross_entropy(params, x, y)), jnp.sum(mask)
 
         value, grads = fg.value_and_grad(loss, "data", has_weight=True)(params, x, y, mask)
 
-    With Sᵢ and Wᵢ of worker i of w, worker i gets the value w Sᵢ / ΣW and the gradient
+    With sum Sᵢ and weight Wᵢ, worker i of w gets the value w Sᵢ / ΣW and the gradient
     w (∇Sᵢ - ∇Wᵢ ΣS / ΣW) / ΣW. Their means over the workers are ΣS / ΣW and its gradient. If all
     weights are zero, the value is NaN, and the gradient is that of 0/0.
 
@@ -55,17 +55,17 @@ def value_and_grad(
     |---|---|---|
     | mean over its batch | right | right |
     | mean over the axis | refused | right: the transpose of a psum is a psum |
-    | its sum / global batch | 1/w, not detected | 1/w, not detected |
+    | its sum / global batch | w times too small, not detected | the same |
     | `has_weight`, returns (mean, weight) | wrong, not detected | wrong, not detected |
     | `has_weight`, a sum or weight over the axis | refused | wrong, not detected |
 
-    A sum over another mesh axis, of a sharded model, is right with `check_vma=True` alone. In other
-    modes the gradient of earlier values is multiplied by the size of that axis, as by `jax.grad`.
-    docs/api/wrappers.md has a form that is right there.
+    If a sharded model sums over another mesh axis in its loss, gradients are right only with
+    `check_vma=True`. In other modes `jax.grad`, and so this function, multiplies the gradient of
+    the summed values by the size of that axis. docs/api/wrappers.md has a form that is right there.
 
     Args:
-      loss: a function of the parameters and a worker's batch that returns a scalar; with
-        `has_weight` a pair (sum, weight); with `has_aux` a pair of that and any other value.
+      loss: a function of the parameters and a worker's batch. It returns a scalar, or a pair (sum,
+        weight) with `has_weight`. With `has_aux` it returns a pair of this and any other value.
       axis_name: the axis, or axes, of the workers. Other mesh axes are not touched.
       has_aux: True if the loss returns a pair whose second part is passed on.
       has_weight: True if the loss returns (sum, weight), to be averaged as global sum / global

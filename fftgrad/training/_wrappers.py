@@ -168,9 +168,9 @@ def trainable(
         )
         tx = fg.trainable(fg.optimizers.feedback_adam(3e-4, axis_name="data"), lora)
 
-    Put nothing behind it in a chain: a weight decay there would move frozen leaves. A mask after
-    the exchange, such as `optax.freeze`, is too late: frozen leaves would be compressed with the
-    others, take most of a top-k, and accumulate in the residual, without an error.
+    Put nothing behind it in a chain: a weight decay there would move frozen leaves. Do not mask
+    after the exchange instead, as by `optax.freeze`. Gradients of frozen leaves would be compressed
+    with the others, take most of a top-k, and accumulate in the residual. No error would say so.
 
     Args:
       tx: any optax transformation; complete, with its learning rate.
@@ -258,9 +258,9 @@ class MultiStepsState(NamedTuple):
 def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientTransformation:
     """Transformation: apply another one every k steps, to the mean of k gradients.
 
-    Each worker adds up its own gradients, and only their mean is exchanged. The link is used once
-    in k steps, as for one batch k times as large. The updates of the other steps are zeros. The
-    error of rounding a mean to a narrow dtype is added to the next mean.
+    Each worker averages k of its own gradients, and only these averages are exchanged. The link is
+    used once in k steps, as for a batch k times as large. The updates of the other steps are zeros.
+    The error of rounding an average to a narrow dtype is added to the next one.
 
         tx = fg.multi_steps(
             optax.chain(fg.compressed_pmean(exchange, memory, axis_name="data"), optax.adamw(3e-4)),
@@ -271,7 +271,7 @@ def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientT
     Its sum differs between the workers, but is typed as replicated.
 
     Args:
-      tx: a transformation of the mean that contains `compressed_pmean`.
+      tx: a transformation that contains `compressed_pmean`.
       every: k, the number of gradients per update.
 
     Returns:
