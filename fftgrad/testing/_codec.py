@@ -197,8 +197,8 @@ def _values(laws: Laws, codec: Codec, trip: Callable[..., Trip], n: int, max_err
         for name, x in good.items() if not codec.unbiased else ():
             laws.bounded(
                 "the decoded vector", x, found[name].back, max_error, f"for {name}, {when}",
-                "take the scale from the values and add nothing to it; claim `unbiased` if the "
-                "mean of many draws is x; or pass max_error=math.inf if there is no scale.",
+                "take the scale from the values, decode zeros to about zero; claim `unbiased` if "
+                "the mean of many draws is x; or pass max_error=math.inf if there is no scale.",
             )  # fmt: skip
         state = found[ORDINARY].state
 

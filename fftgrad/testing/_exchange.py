@@ -109,6 +109,9 @@ def _check(laws: Laws, exchange: Exchange, like: PyTree, mesh: Mesh, max_error: 
     laws.same_spec("mean, a row a worker,", out.mean, rows, remedy)
     if out.error is not None:
         laws.same_spec("error, a row a worker,", out.error, rows, remedy)
+    kept = out.error is not None or bool(jax.tree.leaves(state))
+    rule = "an exchange without a state must return `error`"
+    laws.need(kept, "mean", rule, "None", "return x minus the sent values as `error`.")
     count = jax.ShapeDtypeStruct((workers,), jnp.int32)
     laws.same_spec("overflow, a row a worker,", out.stats.overflow, count, "return 0.")
     laws.same_state(out.state, state)

@@ -365,6 +365,7 @@ BROKEN_EXCHANGES = [
     (Dense("lies", share=0.5), "bytes", "correct wire_bytes"),
     (Dense("sums", out=with_mean(sums)), "mean", "x minus the sent values"),
     (Dense("flattens", out=flattens), "shapes", "reshape"),
+    (Dense("forgets", out=lambda got, _: got._replace(error=None)), "mean", "x minus the sent"),
     (Dense("no vmap", out=twice_under_vmap), "vmap", "jax.lax"),
     (fg.TwoStage(fg.Sign(), workers=3), "shapes", "collectives of `comm`"),
 ]
