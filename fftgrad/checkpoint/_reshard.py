@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 from urllib.parse import quote
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from fftgrad._contracts import PyTree, State
+from fftgrad._contracts import PyTree
 from fftgrad._values import check, check_choice
 from fftgrad.checkpoint import _sums
 from fftgrad.exchanges._shards import PerWorker
@@ -32,6 +32,7 @@ index  the worker's index, whose length is the number of workers, starts fresh
 Path: TypeAlias = tuple[str, ...]
 (ROWS,) = PerWorker._fields
 CUT = "cut_sizes", "cut_number"
+COUNTS = "step", "skipped", "overflow"
 
 
 class Mark(NamedTuple):
@@ -286,13 +287,16 @@ def _workers_of(leaves: Mapping[str, Leaf]) -> int:
 
 def describe(tree: PyTree) -> dict[str, Leaf]:
     """Describe the leaves of a tree, by path, in their order."""
-    leaves = {_texts(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+    named = {_texts(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+    # A variable of NNX is a node of its own, with its array in a field `value`.
+    leaves = {path[:-1] if path[-1:] == ("value",) else path: leaf for path, leaf in named.items()}
+    ours = {path[:-1] for path in leaves if all((*path[:-1], name) in leaves for name in COUNTS)}
     out: dict[str, Leaf] = {}
-    for path, leaf in leaves.items():
+    for name, (path, leaf) in zip(named, leaves.items(), strict=True):
         is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         dtype = f"key<{jax.random.key_impl(leaf)}>" if is_key else str(jnp.result_type(leaf))
         read = _reader(jax.random.key_data(leaf) if is_key else leaf)
-        out[".".join(path)] = Leaf(_mark(path, leaves), jnp.shape(leaf), dtype, read)
+        out[".".join(name)] = Leaf(_mark(path, leaves, ours), jnp.shape(leaf), dtype, read)
     return out
 
 
@@ -302,32 +306,34 @@ def _texts(path: tuple[Any, ...]) -> Path:
     return tuple(quote(text, safe=" ").replace(".", "%2E") for text in texts)
 
 
-def _mark(path: Path, leaves: Mapping[Path, Any]) -> Mark:
+def _mark(path: Path, leaves: Mapping[Path, Any], ours: Collection[Path]) -> Mark:
     """Return the rule for a leaf by the names of the fields around it.
 
-    A framework that stores named tuples as dicts keeps these names.
+    A framework that stores named tuples as dicts keeps these names. `ours` are the paths of the
+    states of `compressed_pmean`, known by their counters.
     """
+    states = (i for i in range(len(path)) if path[:i] in ours)
+    start = next(states, len(path))
     # An exchange's state contains no unsent values, except in `cut_rows`.
-    learned = any(
-        outer == "exchange" and number.isdigit() and field in State._fields
-        for outer, number, field in zip(path, path[1:], path[2:], strict=False)
-    )
+    learned = path[start : start + 1] == ("exchange",)
     if ROWS not in path:
         return Mark("keep", learned)
-    before, inside = path[: path.index(ROWS)], path[path.index(ROWS) + 1 :]
-    if before[-1:] == ("worker",) and not inside:
+    inside = path[path.index(ROWS) + 1 :]
+    if path[start:] == ("worker", ROWS):
         return Mark("index", learned=True)
-    if before[-1:] == ("memory",):  # a counter of a memory contains no unsent values
+    if path[start : start + 2] == ("memory", ROWS):  # a counter contains no unsent values
         return Mark("mean", not jnp.issubdtype(jnp.result_type(leaves[path]), jnp.inexact))
-    sizes, number = (_values(leaves.get((*before, ROWS, name))) for name in CUT)
+    marks = [i for i, name in enumerate(inside) if name in ("reset_rows", "cut_rows", *CUT)]
+    if not marks:
+        return Mark("mean", learned)
+    outer = path[: len(path) - len(inside) + marks[0]]
+    sizes, number = (_values(leaves.get((*outer, name))) for name in CUT)
     pieces = 0 if number is None else int(number.flat[0])
-    if "reset_rows" in inside or not {*inside[:1]}.isdisjoint(CUT):
+    if inside[marks[0]] != "cut_rows":
         return Mark("reset", learned and "cut_rows" not in inside, pieces=pieces)
-    if "cut_rows" in inside:
-        part = int(next(text for text in reversed(inside) if text.isdigit()))
-        size = 0 if sizes is None else int(sizes.reshape(-1, sizes.shape[-1])[0, part])
-        return Mark("cut", size=size, pieces=pieces)
-    return Mark("mean", learned)
+    parts = [int(name) for name in inside[marks[0] :] if name.isdigit()]
+    size = 0 if sizes is None else int(sizes.reshape(-1, sizes.shape[-1])[0, (parts or [0])[-1]])
+    return Mark("cut", size=size, pieces=pieces)
 
 
 def _values(leaf: Any) -> Array | None:

@@ -189,6 +189,7 @@ class LloydMax(Quantizer):
 
     def __post_init__(self) -> None:
         check_count("LloydMax(bits)", self.bits, "for more bits use RangeFloat.", 1, 6)
+        check_count("LloydMax(block)", self.block, "use block=4096.")
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         _quantizers.check_real("LloydMax", x)

@@ -347,6 +347,7 @@ class UniformQuantizer(Quantizer):
     def __post_init__(self) -> None:
         check_count("UniformQuantizer(bits)", self.bits, "for one bit use Sign().", 2, 16)
         check_choice("UniformQuantizer(norm)", self.norm, get_args(Norm))
+        check_count("UniformQuantizer(bucket)", self.bucket, "use bucket=512.")
 
     @property
     def unbiased(self) -> bool:

@@ -10,7 +10,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
-from fftgrad._values import check_choice, check_count, value
+from fftgrad._values import check_choice, check_count, check_within, value
 from fftgrad.codecs import _top_k
 from fftgrad.ops import _codes, _count, _finite, _platform, _positions, _selection, _shapes
 
@@ -275,6 +275,10 @@ class AdaComp(Selector):
 
     bin_size: int = 500
     per_bin: float = 4.0
+
+    def __post_init__(self) -> None:
+        check_count("AdaComp(bin_size)", self.bin_size, "use bin_size=500.")
+        check_within("AdaComp(per_bin)", self.per_bin, f"(0, {self.bin_size}]", "use per_bin=4.")
 
     def init(self, like: Like) -> AdaCompState:
         return AdaCompState(jnp.zeros(like.shape, jnp.float32))

@@ -149,6 +149,7 @@ class ChunkTopK(Selector):
     k: int = 1
 
     def __post_init__(self) -> None:
+        check_count("ChunkTopK(chunk)", self.chunk, "use ChunkTopK(chunk=64).", least=2)
         check_count("ChunkTopK(k)", self.k, "use k=1.", 1, self.chunk)
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:

@@ -115,7 +115,6 @@ def _in_order(combine: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array
     return lax.scan(step, _axes.vary_like(jnp.int32(0), x), x, unroll=UNROLLED)[1]
 
 
-# JAX keeps the traces of these two. New ones would be traced for each call.
 _cumsum_in_order = functools.partial(_in_order, lax.add)
 _cummax_in_order = functools.partial(_in_order, lax.max)
 

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from cases import EXCHANGES, HIERARCHIES, MEMORIES, kinds_of_state, sample
-from flax import serialization
+from flax import nnx, serialization
 from hypothesis import stateful
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding
@@ -187,6 +187,41 @@ def test_groups_are_joined_and_cut_again(groups):
     np.testing.assert_allclose(joined, _reshard.spread(x, slow), rtol=1e-6)
     dicts = map(serialization.to_state_dict, (old, state_of(groups, None)))
     assert same(fg.checkpoint.reshard_state(*dicts).state, serialization.to_state_dict(out.state))
+
+
+def test_groups_inside_a_schedule_are_cut_again():
+    def state_of(groups):
+        slow, fast = groups
+        group = dataclasses.replace(HIERARCHIES["slow gather"], workers=fast)
+        later = fg.Scheduled({0: fg.AllReduce(), 5: group})
+        return fresh(fg.compressed_pmean(later, axis_name=("slow", "fast")), slow * fast)
+
+    for groups in ((2, 2), (2, 4)):
+        out = fg.checkpoint.reshard_state(state_of((4, 2)), state_of(groups))
+        assert all(name.endswith(("cut_sizes", "cut_number", "worker_rows")) for name in out.anew)
+
+
+def test_names_alone_make_no_state():
+    """A user's fields with the names of ours: rows are spread, and what is replicated is kept."""
+    rows = fg.exchanges.PerWorker
+    old = {"worker": rows(np.arange(4.0)), "memory": rows(np.arange(4))}
+    new = {"worker": rows(np.zeros(2)), "memory": rows(np.zeros(2, int))}
+    out = fg.checkpoint.reshard_state(old, new).state
+    assert out["worker"].worker_rows.tolist() == [0.5, 2.5]
+    assert out["memory"].worker_rows.tolist() == [0, 2]
+    old, new = ({"exchange": [{"shared": np.ones(n)}]} for n in (3, 4))
+    with pytest.raises(ValueError, match=r"exchange\.0\.shared must be"):
+        fg.checkpoint.reshard_state(old, new)
+
+
+def test_variables_of_nnx_are_marked_as_their_arrays_are():
+    tx = feedback(fg.TwoStage(fg.Threshold(fraction=0.1), 4))
+    params = nnx.state(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), nnx.Param)
+    state = jax.eval_shape(tx.init, nnx.to_pure_dict(params))
+    plain = {name: leaf.mark for name, leaf in _reshard.describe(state).items()}
+    variables = jax.tree.map(nnx.Variable, serialization.to_state_dict(state))
+    found = {name: leaf.mark for name, leaf in _reshard.describe(variables).items()}
+    assert {name.removesuffix(".value"): mark for name, mark in found.items()} == plain
 
 
 def test_what_is_no_number_is_that_of_the_first_interval():
