@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -39,11 +40,20 @@ def first(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _traced(branch: Callable[..., Any], possible: frozenset[str]) -> Callable[..., Any]:
+    # JAX keeps the trace of a function as long as it is the same object.
+    is_module_level = getattr(branch, "__closure__", branch) is None
+    return (_kept if is_module_level else _inside)(branch, possible)
+
+
+def _inside(branch: Callable[..., Any], possible: frozenset[str]) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         with _set(possible):
             return branch(*args)
 
     return run
+
+
+_kept = functools.lru_cache(maxsize=256)(_inside)
 
 
 @contextlib.contextmanager
