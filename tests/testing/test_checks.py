@@ -258,7 +258,7 @@ BROKEN_CODECS = [
     (
         codec("offset", lambda x, *_: put(x), lambda p, *_: p.main + 1e-3, "last summable"),
         "fidelity",
-        "add nothing to it",
+        "zeros to about zero",
     ),
     (Basis("dead zone", lambda payload, _: without_small(payload.main)), "transform", "fg.Codec"),
 ]
