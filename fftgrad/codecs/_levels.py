@@ -27,7 +27,8 @@ class LogQuantizer(Quantizer):
     The code of x is the cell of |x| and a sign, and decodes to ±c_j. This point has the smallest
     maximum relative error in the cell, (r - 1) / (r + 1) < 1. If there are zeros, they use the
     first code, and L - 1 cells remain. A complex value has L = 2^N cells of its modulus and 2^N
-    sectors of its angle. Its modulus c_j cos(π/L) has the least error over the sector.
+    sectors of its angle. It decodes to the modulus c_j cos(π/L), whose error over the sector
+    is least.
 
     Args:
       bits: N, 2 <= N <= 16.

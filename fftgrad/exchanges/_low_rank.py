@@ -129,7 +129,7 @@ class PowerSgd(Exchange):
     Wire: 4 (n + m) · rank bytes a matrix, 4n for dense leaves, for any number of workers.
 
     Claims: all workers get the same bits. The error is x minus the mean, as in the authors' code.
-      So the residuals of the workers sum to the part missing from the mean. A matrix of zeros gives
+      So the mean of the residuals is the part that the mean lacks. A matrix of zeros gives
       zeros, and the factors recover from it.
 
     Differs from the paper: P is made orthonormal by Householder reflections in place of

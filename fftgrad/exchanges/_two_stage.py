@@ -30,10 +30,11 @@ class TwoStage(Exchange):
     all-gather is faster than two collectives.
 
     Args:
-      codec: a codec, or a rule from a part's name and the shape of its shard, a vector of n/w
-        values, to one; the rule `SmallDense` gets whole leaves. A number of coefficients to keep,
-        such as TopK's k, is that of the whole part, and the shards share it equally. Each shard
-        has a codec state of its own, which starts fresh with another number of workers.
+      codec: a codec, or a rule, which returns the codec of a part from its name and the shape of
+        its shard, a vector of n/w values. The rule `SmallDense` chooses before leaves are cut. A
+        number of coefficients to keep, such as TopK's k, is that of the whole part, and the shards
+        share it equally. Each shard has a codec state of its own, which starts fresh with another
+        number of workers.
       workers: w, the number of workers, which sets the size of the shards and of the state.
 
     Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.

@@ -147,7 +147,7 @@ def dgc(
     warm_up: Sequence[float] = (0.25, 0.0625, 0.015625, 0.004),
     warm_up_steps: int = 0,
 ) -> Recipe:
-    """Method: top-k of each layer, with momentum correction, masking, clipping and warm-up.
+    """Method: top-k of each layer, with momentum correction, masking and warm-up.
 
     Args:
       fraction: share of each layer that is sent after the warm-up.
@@ -162,7 +162,7 @@ def dgc(
 
     Wire: fraction · n (34 + log2(1/fraction)) bits; 4 bytes a value for leaves of one axis.
 
-    Differs from the paper: sparse gradients keep their velocity (`MomentumCorrection`). Selection
+    Differs from the paper: a leaf whose non-zero values are all sent keeps its velocity. Selection
       is exact; the paper takes the threshold of a sample. The optimizer applies the weight decay.
       Leaves of one axis travel dense in the same collective.
 

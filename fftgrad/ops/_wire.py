@@ -21,7 +21,7 @@ from fftgrad.ops import _shapes
 from fftgrad.ops._shapes import Like, PyTree
 
 VERSION = 2
-"""Version of the layout of payloads, which tells files apart."""
+"""Version of the layout of payloads. Stored payloads name it, so that another one is refused."""
 
 
 class Header(NamedTuple):

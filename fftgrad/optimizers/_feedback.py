@@ -65,8 +65,8 @@ def feedback_adam(
       learning_rate: of Adam, a number or an optax schedule.
       exchange: the exchange of the gradients, or a method, such as `fg.methods.top_k(0.01)`.
       memory: the memory of unsent gradients; by default that of the recipe, or `ErrorFeedback()`.
-      lead: share of the new gradient in the update: 0.3 for two stages, 0.5 for a gather of
-        `Budget(100)`.
+      lead: share of the new gradient in the update. Use 0.3 with `TwoStage`, and 0.5, the default,
+        with the default exchange.
       b1: decay of the average.
       b2: decay of Adam's second moment.
       eps: added to the root of the second moment.
@@ -87,8 +87,9 @@ def feedback_adam(
 
     Shapes: leaves float32, bfloat16 or float16 of any shape; the state is float32.
 
-    Claims: parameters are equal on all workers. A step with a non-finite value changes neither
-      parameters, residuals nor Adam's state, and `state.pmean.skipped` counts it. As in
+    Claims: parameters are equal on all workers. A step with a non-finite value changes
+      neither residuals nor Adam's state, and `state.pmean.skipped` counts it. If it is skipped, it
+      does not change parameters either. As in
       `optax.adam`, the square of a gradient above 1e19 overflows, and the root stays infinite.
 
     Example:

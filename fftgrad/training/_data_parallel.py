@@ -42,8 +42,8 @@ def data_parallel(
 
     If the mesh has more axes and you pass `param_specs`, `shard_map` manages all axes, and a step
     sees its shard of each parameter. Without `param_specs`, XLA manages the other axes: a step sees
-    whole parameters, which stay sharded as they are. If only the other axes are of type Explicit,
-    JAX returns the parameters unsharded.
+    whole parameters, which stay sharded as they are. If the axis of the workers
+    is Auto and the others are Explicit, JAX returns the parameters unsharded.
 
     Args:
       step: a function (*carried, *batch) -> (*carried, *others) of one worker.

@@ -78,7 +78,7 @@ def compressed_pmean(
     """Transformation: average the gradients of all workers over a compressed link.
 
     It takes the gradients of one worker's own batch and returns the mean of all workers, with the
-    same bits on all devices that round equally. Put it first in the chain, so that clipping,
+    same bits on all devices of one kind. Put it first in the chain, so that clipping,
     momentum and weight decay see the mean.
 
     A part is a vector that a codec compresses on its own. By default all leaves form one part, so a
@@ -128,8 +128,9 @@ def compressed_pmean(
       `update` takes a scalar `weight=tokens`, this worker's v, for the mean Σ v g / Σ v. With w
       workers each gradient is multiplied by w v / Σ v before the memory; if v is 0, even a NaN is
       left out. Do not pass a weight with `value_and_grad(has_weight=True)`, which has weighted the
-      gradients. Under `jax.jit` and over an Explicit axis, `update` also takes the unreduced
-      gradient of a global loss, whose sum over the devices is still to do, and returns this sum.
+      gradients. Under `jax.jit` and over an Explicit axis, `update` also takes an unreduced
+      gradient of a global loss. JAX has not yet summed it over the devices; `update` compresses and
+      sums it.
 
     Shapes: leaves float32, bfloat16 or float16 of any shape; the mean has the dtype of each leaf.
       Memory and exchange use float32. Gradients that you cast to float32 before `update` take the
