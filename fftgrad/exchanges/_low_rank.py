@@ -181,9 +181,7 @@ _T = TypeVar("_T")
 class AcpSgdState(NamedTuple):
     """State of `AcpSgd`: both factors of each matrix, equal on all workers."""
 
-    turn: (
-        jax.Array
-    )  # factors that travel in the next step, int32: 0 for the first, 1 for the second
+    turn: jax.Array  # the factors that travel in the next step, int32: 0 for first, 1 for second
     first: list[jax.Array]  # the left factors, or the right factors of flipped matrices
     second: list[jax.Array]
 

@@ -202,7 +202,7 @@ def test_a_selector_that_decodes_in_its_own_way_is_averaged_so(kind, transform):
     np.testing.assert_array_equal(mean[0, 4:], 0)
 
 
-@pytest.mark.parametrize(("n", "chunk", "k"), [(5000, 64, 20), (40_000, 4096, 64)])
+@pytest.mark.parametrize(("n", "chunk", "k"), [(5000, 64, 20), (40_000, 4096, 64), (9973, 101, 33)])
 @pytest.mark.usefixtures("every_platform")
 def test_many_of_a_row_are_the_same_by_digits_as_by_a_sort(n, chunk, k):
     """The program for a GPU has no sort, from few and from many values."""
