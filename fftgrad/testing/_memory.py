@@ -1,6 +1,5 @@
 """Laws of memories."""
 
-import functools
 from typing import Any
 
 import jax
@@ -48,10 +47,9 @@ def check_memory(memory: Memory, like: PyTree = None, *, telescopes: bool = Fals
     grads = [_laws.tree_of(like, seed) for seed in range(3)]
     run = lambda grad: _steps(memory, grads[0], grad)  # noqa: E731
     laws.programs(run, grads, "", "use only the arguments.")
-    steps = jax.jit(functools.partial(_steps, memory))
-    together, _ = steps(*grads[:2])
+    together, _ = run(grads[1])
     for i, (a, b) in enumerate(zip(*map(jax.tree.leaves, grads[:2]), strict=True)):
-        alone, _ = steps(a, b)
+        alone, _ = _steps(memory, a, b)
         here = [jax.tree.leaves(x)[i] for x in together]
         rule, remedy = "leaves must be independent", "use jax.tree.map, and no sum over leaves."
         laws.near("leaf by leaf", rule, here, alone, f"for leaf {i}", remedy)
@@ -99,19 +97,15 @@ def _values(laws: Laws, memory: Memory, like: PyTree) -> None:
 def _telescopes(laws: Laws, memory: Memory, like: PyTree) -> None:
     grads = [_laws.tree_of(like, seed) for seed in range(8)]
     grads.append(jax.tree.map(jnp.zeros_like, grads[0]))
-
-    @functools.partial(jax.jit, static_argnums=2)
-    def step(grad: PyTree, state: PyTree, last: bool) -> tuple[PyTree, PyTree]:
+    state, applied = memory.init(like), list[PyTree]()
+    for number, grad in enumerate(grads):
         x, state = memory.add(grad, state)
+        last = number == len(grads) - 1
         sent = x if last else _largest(x)
         state = memory.update(x, jax.tree.map(jnp.subtract, x, sent), sent, state)
         # A mean in bfloat16, as for leaves of that dtype.
         mean = sent if last else jax.tree.map(lambda a: _rounding.rounded(a, jnp.bfloat16), sent)
-        return mean, memory.restore(jax.tree.map(jnp.subtract, sent, mean), state)
-
-    state, applied = memory.init(like), list[PyTree]()
-    for number, grad in enumerate(grads):
-        mean, state = step(grad, state, number == len(grads) - 1)
+        state = memory.restore(jax.tree.map(jnp.subtract, sent, mean), state)
         applied.append(mean)
     total, wanted = (np.sum([_laws.flat(tree) for tree in trees], 0) for trees in (applied, grads))
     rule = "the sum of all means must be the sum of the gradients"
