@@ -194,12 +194,20 @@ def _reach(
 
 def _by_digits(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
     """Find the finest level, three bits at a time, without a loop of unknown length."""
-    words_at = jax.vmap(functools.partial(Lanes.of(candidates).words, order))
+
+    def words_at(level: jax.Array) -> jax.Array:
+        kept, q = candidates.at(level)
+        gaps = _exp_golomb.exponents(gaps_of(candidates.positions, kept), order)
+        each = jnp.where(kept, gaps + _exp_golomb.exponents(q - 1, 0), 0)
+        count, total = (jnp.sum(x, dtype=jnp.int32) for x in (kept, each))
+        return _exp_golomb.words_for(2 * count, total, (order + 1) * count)
+
+    words_of = jax.vmap(words_at)
 
     def settle(i: jax.Array, level: jax.Array) -> jax.Array:
         shift = LEVEL_BITS - DIGIT_BITS * (i + 1)
         higher = level + (jnp.arange(1, 1 << DIGIT_BITS, dtype=jnp.int32) << shift)
-        return level + (jnp.sum(words_at(higher) <= words, dtype=jnp.int32) << shift)
+        return level + (jnp.sum(words_of(higher) <= words, dtype=jnp.int32) << shift)
 
     zero = _axes.vary_like(jnp.int32(0), candidates.magnitude)
     return lax.fori_loop(0, LEVEL_BITS // DIGIT_BITS, settle, zero)

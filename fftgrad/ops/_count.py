@@ -72,7 +72,7 @@ def _add_each(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.A
     return tuple(map(operator.add, a, b))
 
 
-ROW = 128
+ROW, SHORT_ROW = 128, 8
 QUADRATIC = 1 << 13
 
 UNROLLED = 4
@@ -85,15 +85,18 @@ def cumsum(x: jax.Array) -> jax.Array:
 
 
 def _cumsum_at_once(x: jax.Array) -> jax.Array:
+    row = SHORT_ROW if x.size > ROW * QUADRATIC else ROW
     # A separate sum is one kernel; the last column of the scanned rows would delay it.
-    totals = jnp.sum(_shapes.rows(x, ROW), axis=1, dtype=jnp.int32)
-    if totals.size <= QUADRATIC:
+    totals = jnp.sum(_shapes.rows(x, row), axis=1, dtype=jnp.int32)
+    if row == SHORT_ROW:
+        before = _cumsum_at_once(totals) - totals
+    elif totals.size <= QUADRATIC:
         i = lax.iota(jnp.int32, totals.size)
         earlier = jnp.where(i[None] < i[:, None], totals[None], 0)
         before = jnp.sum(earlier, axis=1, dtype=jnp.int32)
     else:
         before = lax.cumsum(totals) - totals
-    return (_scan_rows(x, lax.add) + before[:, None]).ravel()[: x.size]
+    return (_scan_rows(x, lax.add, row) + before[:, None]).ravel()[: x.size]
 
 
 def cummax(x: jax.Array) -> jax.Array:
@@ -102,9 +105,12 @@ def cummax(x: jax.Array) -> jax.Array:
 
 
 def _cummax_at_once(x: jax.Array) -> jax.Array:
-    rows = _scan_rows(x, lax.max)
-    before = jnp.pad(lax.cummax(rows[:, -1]), (1, 0))[:-1]
-    return jnp.maximum(rows, before[:, None]).ravel()[: x.size]
+    # The scan of short rows is not written but computed by its readers, so here it pays earlier.
+    row = SHORT_ROW if x.size > ROW * ROW else ROW
+    top = jnp.max(_shapes.rows(x, row), axis=1)
+    found = _cummax_at_once(top) if row == SHORT_ROW else lax.cummax(top)
+    before = jnp.pad(found, (1, 0))[:-1]
+    return jnp.maximum(_scan_rows(x, lax.max, row), before[:, None]).ravel()[: x.size]
 
 
 def _in_order(combine: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array) -> jax.Array:
@@ -119,10 +125,12 @@ _cumsum_in_order = functools.partial(_in_order, lax.add)
 _cummax_in_order = functools.partial(_in_order, lax.max)
 
 
-def _scan_rows(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
+def _scan_rows(
+    x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], row: int = ROW
+) -> jax.Array:
     """Return running results within each row; zero is neutral."""
-    rows, step = _shapes.rows(x, ROW), 1
-    while step < ROW:
+    rows, step = _shapes.rows(x, row), 1
+    while step < row:
         moved = lax.pad(rows, rows.dtype.type(0), ((0, 0, 0), (step, -step, 0)))
         rows = combine(rows, moved)
         step *= 2
