@@ -252,7 +252,7 @@ SCALES = 1.0, 300.0, 30.0, 3.0
 
 def check_inner(inner: optax.GradientTransformation, like: PyTree) -> None:
     """Refuse an optimizer that updates half of each leaf differently from whole leaves."""
-    random, step = np.random.default_rng(0), optax.with_extra_args_support(inner).update
+    random = np.random.default_rng(0)
 
     def draw(leaf: Any) -> np.ndarray:
         shape = (4, *[2] * (leaf.ndim - 1)) if leaf.ndim and leaf.size else leaf.shape
@@ -263,15 +263,13 @@ def check_inner(inner: optax.GradientTransformation, like: PyTree) -> None:
             return leaf
         return _as_leaf(np.split(np.ravel(leaf), 2)[1], leaf)
 
-    @functools.partial(jax.jit, static_argnums=1)  # eagerly, each operation is a program
     def moves(trees: list[PyTree], of_shards: bool) -> list[Any]:
         params, *grads = trees
         # `init` makes the state of shards from zeros, before any worker knows its shard.
-        state = inner.init(optax.tree.zeros_like(params) if of_shards else params)
+        state = _started(inner, optax.tree.zeros_like(params) if of_shards else params)
         found: list[Any] = []
         for grad in grads:
-            move, state = step(grad, state, params, value=jnp.ones(()))
-            params = optax.apply_updates(params, move)
+            move, state, params = _stepped(inner, grad, state, params)
             found += jax.tree.leaves(move)
         return found
 
@@ -289,3 +287,17 @@ def check_inner(inner: optax.GradientTransformation, like: PyTree) -> None:
     # A thread leaves the trace and the mesh of `init`, in which arrays have no values.
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         check(pool.submit(alike).result(), "sharded(inner)", rule, got, remedy)
+
+
+@functools.partial(jax.jit, static_argnums=0)  # eagerly, each operation is a program
+def _started(inner: optax.GradientTransformation, params: PyTree) -> PyTree:
+    return inner.init(params)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _stepped(
+    inner: optax.GradientTransformation, grad: PyTree, state: PyTree, params: PyTree
+) -> tuple[PyTree, PyTree, PyTree]:
+    step = optax.with_extra_args_support(inner).update
+    move, state = step(grad, state, params, value=jnp.ones(()))
+    return move, state, optax.apply_updates(params, move)
