@@ -44,6 +44,8 @@ class Compressed(NamedTuple):
     payload: Payload
     overflow: jax.Array | int = 0  # number of saturated values, int32; the int 0 if never any
     state: PyTree = ()  # the codec's next state
+    # what the payload decodes to, if `compress` knows; a worker then need not decode its own
+    sparse: Sparse | None = None
 
 
 class Codec(abc.ABC):

@@ -291,6 +291,15 @@ class BudgetSide(NamedTuple):
     words: jax.Array
 
 
+def _decoded(step: jax.Array, q: jax.Array, negative: jax.Array) -> jax.Array:
+    """Return the values of coefficients of q steps, float32[k]."""
+    q = q.astype(jnp.float32)
+    # The largest value may exceed float32. A NaN is not hidden.
+    bound = jnp.where(jnp.isfinite(step), jnp.finfo(jnp.float32).max, jnp.inf)
+    size = jnp.minimum(step * (q + q / (2 * q + 1)), bound)
+    return jnp.where(negative, -size, size)
+
+
 @value
 class Budget(Selector):
     """Selector: as many of the largest coefficients as fit into a given size, and quantized.
@@ -372,7 +381,12 @@ class Budget(Selector):
         head = (count | order << 27).astype(jnp.uint32)[None]
         unit = candidates.scale / resolution(level // CUTS)
         main = _wire.without_gradient(unit[None], x)  # a float, but the unit of codes
-        return Compressed(Payload(main, BudgetSide(head, codes)))
+        payload = Payload(main, BudgetSide(head, codes))
+        if jnp.iscomplexobj(x):
+            return Compressed(payload)
+        at = candidates.positions.at[0].multiply(finite)  # a NaN is sent at position 0
+        sent = _decoded(main[0], q, candidates.negative == 1)
+        return Compressed(payload, sparse=Sparse(at, jnp.where(kept, sent, 0.0)))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         few = self._decoded(payload, like)
@@ -396,12 +410,7 @@ class Budget(Selector):
         slot = lax.iota(jnp.int32, most)
         used = slot < count
         at = _count.cumsum(jnp.where(used, gaps + 1, 0)) - 1
-        q = (levels >> 1).astype(jnp.float32) + 1.0
-        step = payload.main[0]
-        # The largest value may exceed float32. A NaN is not hidden.
-        bound = jnp.where(jnp.isfinite(step), jnp.finfo(jnp.float32).max, jnp.inf)
-        size = jnp.minimum(step * (q + q / (2 * q + 1)), bound)
-        value = jnp.where(levels & 1 == 1, -size, size)
+        value = _decoded(payload.main[0], (levels >> 1) + 1, levels & 1 == 1)
         return Sparse(jnp.where(used, at, n + slot), jnp.where(used, value, 0.0))
 
     def _words(self, like: Like) -> int:

@@ -81,7 +81,7 @@ class AllGather(Exchange):
         codec, step = _parts.codec_of(self.codec, x), comm.step
         vectors, likes = _parts.vectors(x), _parts.vector_likes(x)
         out = codec.compress(vectors, state.own, step)
-        error = codec.error(vectors, out.payloads, likes, step)
+        error = codec.error(vectors, out, likes, step)
         got, stats = comm.gather(out.payloads, of=vectors, overflow=out.overflow)
         if self.clip_to_median:
             shares = jnp.full((comm.workers,), 1 / comm.workers, jnp.float32)

@@ -14,7 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fftgrad._contracts import Codec, Exchange, Like, Payload, PyTree, Scope, Selector, Step
+from fftgrad._contracts import (
+    Codec,
+    Exchange,
+    Like,
+    Payload,
+    PyTree,
+    Scope,
+    Selector,
+    Sparse,
+    Step,
+)
 from fftgrad._values import check, check_count, check_kind, value
 from fftgrad.codecs import _chain, _sum
 from fftgrad.codecs._transforms import Identity
@@ -111,6 +121,7 @@ class CompressedParts(NamedTuple):
     payloads: Payloads
     overflow: jax.Array | int
     state: tuple[PyTree, ...]
+    sparse: tuple[Sparse | None, ...]  # what the payloads decode to, where a codec knows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,24 +139,35 @@ class Parts:
 
     def compress(self, vectors: Vectors, state: tuple[PyTree, ...], step: Step) -> CompressedParts:
         outs = self._each(_chain.compress, step, (vectors, state))
-        payloads, overflows, states = zip(*outs, strict=True) if outs else ((), (), ())
-        return CompressedParts(payloads, functools.reduce(_count.add, overflows, 0), states)
+        payloads, overflows, states, few = zip(*outs, strict=True) if outs else ((), (), (), ())
+        return CompressedParts(payloads, functools.reduce(_count.add, overflows, 0), states, few)
 
     def decompress(self, payloads: Payloads, likes: Likes, step: Step) -> Vectors:
         return tuple(self._each(_chain.decompress, step, (payloads,), likes))
 
-    def error(self, vectors: Vectors, payloads: Payloads, likes: Likes, step: Step) -> Vectors:
-        """Subtract the decoded payloads of one worker from `vectors`."""
+    def sent(self, out: CompressedParts, likes: Likes, step: Step) -> Vectors:
+        """Return what a worker's own payloads decode to."""
+        few = [own for own in out.sparse if own is not None]
+        if len(few) < len(likes):
+            return self.decompress(out.payloads, likes, step)
+        pairs = zip(few, likes, strict=True)
+        return tuple(own.put_into(jnp.zeros(x.shape, x.dtype)) for own, x in pairs)
+
+    def error(self, vectors: Vectors, out: CompressedParts, likes: Likes, step: Step) -> Vectors:
+        """Subtract what a worker's own payloads decode to from `vectors`."""
+        few = [own for own in out.sparse if own is not None]
+        if len(few) == len(vectors):
+            return tuple(own.add_to(x, -1.0) for x, own in zip(vectors, few, strict=True))
         # XLA may fuse a dense decode with the subtraction and round differently. So decode alone.
         pairs = dict.fromkeys(self._with(tuple(map(spec, vectors))))
         if any(_sum.slots(codec, like) is None for codec, like in pairs):
-            sent = self.decompress(payloads, likes, step)
+            sent = self.decompress(out.payloads, likes, step)
             return tuple(x - own for x, own in zip(vectors, sent, strict=True))
 
         def one(codec: Codec, vector: jax.Array, payload: Payload, own: Step) -> jax.Array:
             return _sum.add(codec, vector, payload, -1.0, own)
 
-        return tuple(self._each(one, step, (vectors, payloads)))
+        return tuple(self._each(one, step, (vectors, out.payloads)))
 
     def mean(
         self,

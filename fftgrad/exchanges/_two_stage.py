@@ -139,7 +139,7 @@ def to_owners(codec: Parts, rows: Vectors, state: PyTree, likes: Likes, comm: Co
 
     def one(number: jax.Array, shards: Vectors, state: PyTree) -> tuple[CompressedParts, Vectors]:
         out = codec.compress(shards, state, comm.step.fold_local(number))
-        return out, codec.decompress(out.payloads, likes, comm.step)
+        return out, codec.sent(out, likes, comm.step)
 
     out, sent = codec.side_by_side(one)(jnp.arange(comm.workers), rows, state)
     got, stats = comm.scatter(out.payloads, of=rows, overflow=out.overflow)

@@ -40,6 +40,7 @@ class Trip(NamedTuple):
     from_buffer: jax.Array
     elsewhere: jax.Array
     added: jax.Array
+    sent: jax.Array
     places: jax.Array | None
 
 
@@ -118,15 +119,17 @@ def _compiled(codec: Codec, n: int) -> Callable[..., Trip]:
         received = _wire.unpack(buffer, out.payload)[1]
         other = step._replace(local=jax.random.key(77))
         selector = codec if isinstance(codec, Selector) else None
+        back, few = codec.decompress(out.payload, like, step), out.sparse
         return Trip(
             payload=out.payload,
             overflow=jnp.asarray(out.overflow),
             state=out.state,
-            back=codec.decompress(out.payload, like, step),
+            back=back,
             buffer=buffer,
             from_buffer=codec.decompress(received, like, step),
             elsewhere=codec.decompress(out.payload, like, other),
             added=_sum.add(codec, jnp.linspace(-1.0, 1.0, n), out.payload, 0.5, step),
+            sent=few.put_into(jnp.zeros_like(back)) if few else back,
             places=selector and selector.positions(out.payload.side, n, step),
         )
 
@@ -212,6 +215,8 @@ def _good(laws: Laws, codec: Codec, x: np.ndarray, out: Trip, where: str) -> Non
     rule = "decompress must not use step.local, which the receiver lacks"
     remedy = "use step.shared for draws of both sides, and step.local in compress only."
     laws.near("receiver", rule, out.elsewhere, out.back, where, remedy, most=1e-5)
+    rule, remedy = "Compressed.sparse must be what the payload decodes to", "leave it out."
+    laws.near("sparse", rule, out.sent, out.back, where, remedy, most=0.0)
     if out.places is not None:
         _positions(laws, codec, x, out, where)
     if np.abs(x).max() < 1e6:
