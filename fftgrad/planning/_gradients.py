@@ -370,15 +370,13 @@ def _rates(rows: Array, ratios: Sequence[float], basis: fg.Codec) -> tuple[Rate,
         codecs = [fg.chain(one, fg.Budget(ratio=ratio)) for one in bases]
         codecs += [largest(most)] if most else []
         codecs += [codec for codec in DENSE if fg.wire_bytes(codec, like) <= size]
-        own = [Rate(c, ratio, 8 * fg.wire_bytes(c, like) / n, _lost_by(c, rows)) for c in codecs]
+        own: list[Rate] = []
+        for codec in codecs:
+            lost = np.linalg.norm([np.asarray(_lost(codec, row), np.float64) for row in rows])
+            error = float(lost / np.linalg.norm(rows.astype(np.float64)))
+            own.append(Rate(codec, ratio, 8 * fg.wire_bytes(codec, like) / n, error))
         found += sorted(own, key=lambda rate: rate.error)
     return tuple(found)
-
-
-def _lost_by(codec: fg.Codec, rows: Array) -> float:
-    """The relative error of a codec on rows."""
-    errors = [np.asarray(_lost(codec, row), np.float64) for row in rows]
-    return float(np.linalg.norm(errors) / np.linalg.norm(rows.astype(np.float64)))
 
 
 @functools.partial(jax.jit, static_argnums=0)

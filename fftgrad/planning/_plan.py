@@ -1,7 +1,6 @@
 """Plans: the exchange that reaches dense's loss first on a device and a link."""
 
 import dataclasses
-import math
 import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -143,7 +142,6 @@ class Way(NamedTuple):
     row: Candidate
     timing: Timing
     collectives: tuple[Collective, ...]
-    times: int = 1  # how often they are sent
     buckets: int = 1  # messages, all but the last of which overlap the backward pass
 
 
@@ -155,22 +153,10 @@ class Model(NamedTuple):
     groups: Groups
     algorithm: Algorithm
 
-    def sharing(self, muon: float, like: PyTree) -> str:
-        """Say what `share_axis` would save of Muon's seconds, if it saves some."""
-        axis, workers = list(self.groups.axes.items())[-1]
-        share = 2 * -(-sum(map(math.prod, _devices.matrices(like))) // workers)
-        link = self.groups.fast or self.link
-        shared = muon / workers
-        shared += _predict.collective_seconds("all-gather", share, workers, link, self.algorithm)
-        if shared >= muon:
-            return ""
-        took, instead = quantity(shared, "s"), quantity(muon, "s")
-        return f" With share_axis={axis!r}, Muon's matrices take {took} in place of {instead}."
-
     def parts(self, way: Way) -> Parts:
         """The parts of a step that exchanges."""
         links = self.groups.links(self.link)
-        exchange = way.times * _predict.exchange_seconds(way.collectives, links, self.algorithm)
+        exchange = _predict.exchange_seconds(way.collectives, links, self.algorithm)
         compress, decompress, muon = way.timing
         return Parts(self.step, compress, exchange, decompress, muon)
 
@@ -182,7 +168,7 @@ class Model(NamedTuple):
         """Bytes that leave a worker over its slow link in a step, on average."""
         slow, *_ = self.groups.axes
         sent = (c.link_bytes(c.workers or 1) for c in way.collectives if slow in (c.axes or ()))
-        return way.times * sum(sent) / way.row.every
+        return sum(sent) / way.row.every
 
     def plan_row(self, way: Way, ways: Sequence[Way]) -> PlanRow:
         """The prediction for one of the rows."""
@@ -284,7 +270,7 @@ def plan(
     source = "Codec times: as given."
     if timings is None:
         if usual and not measure:
-            place = place or _devices.find("this", tell)
+            place = place or _devices.find("this")
             timings, source = _devices.from_table(compared, like, joined, place)
         else:
             rule = "be 'this' for rows of your own and to measure"
@@ -303,17 +289,16 @@ def plan(
     def ways_of(row: Candidate) -> Iterator[Way]:
         found, pieces = _usual(row, like, joined) if usual else ((), 1)
         for number in tried:
-            cut, times = _cut(row, like, number), 1
+            cut = _cut(row, like, number)
             if usual:
                 times = pieces if row.every > 1 else max(pieces, number)
-                sent = tuple(c._replace(bytes=c.bytes * pieces // times) for c in found)
+                sent = times * tuple(c._replace(bytes=c.bytes * pieces // times) for c in found)
             else:
                 sent = _sent(cut, like, joined)
-            yield Way(cut, timings[row.name], sent, times, number)
+            yield Way(cut, timings[row.name], sent, number)
 
     model = Model(own, over, joined, algorithm)
     ways = [min(ways_of(row), key=model.seconds) for row in compared]
-    source += model.sharing(max(timing.muon for timing in timings.values()), like)
     return Plan(sort([model.plan_row(one, ways) for one in ways]), source)
 
 

@@ -54,16 +54,6 @@ def test_the_order_is_that_of_seconds_to_the_same_loss():
     assert [row.to_loss / row.seconds for row in found.rows] == pytest.approx([1, 1.2, 1.3, 1])
 
 
-def test_the_steps_of_the_default_rows_are_those_that_were_seen_or_of_their_class():
-    rows = {row.name: row for row in _candidates.candidates(LIKE, 4)}
-    dense = {name for name, row in rows.items() if row.dense}
-    assert {rows[name].loss for name in dense} == {"as dense"}
-    assert rows.keys() == _candidates.SEEN.keys() | dense
-    for name, seen in _candidates.SEEN.items():
-        steps = getattr(seen, "steps", _candidates.STEPS[seen.kind])
-        assert (rows[name].to_loss, rows[name].loss) == (steps, seen.kind)
-
-
 def test_a_row_that_loses_over_slow_links_says_so():
     """In a ring a gather has half the rounds of a sum, and so wins where bytes cost nothing."""
     row = fg.planning.Candidate("gather", fg.AllGather(fg.UniformQuantizer(bits=4)))
@@ -111,7 +101,7 @@ def test_what_a_plan_recommends_is_never_slower_than_dense(workers):
         algorithm, buckets = str(rng.choice(typing.get_args(_plan.Algorithm))), rng.integers(1, 9)
         model = Model(step, link, groups, algorithm)
         ways = [
-            Way(row, fg.planning.Timing(*codec * rng.random(2)), sent[row.name], 1, int(buckets))
+            Way(row, fg.planning.Timing(*codec * rng.random(2)), sent[row.name], int(buckets))
             for row in rows
         ]
         found = fg.planning.Plan(sort([model.plan_row(way, ways) for way in ways]))
