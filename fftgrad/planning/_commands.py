@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from typing import Any, get_args
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from fftgrad._values import check
 from fftgrad.planning import Link, Plan, _devices, _gradients
 from fftgrad.planning._predict import Algorithm
 from fftgrad.planning._text import quantity, table, three_digits
-from fftgrad.planning._timing import Task, heavy_tailed, timed_in_turn
+from fftgrad.planning._timing import heavy_tailed, timed
 
 DESCRIPTION = """\
 Compressed gradient exchange: predict whether it pays, choose a method, analyze
@@ -230,18 +230,14 @@ def time_codecs(values: int, codecs: dict[str, fg.Codec], seconds: float) -> lis
     """Time codecs on heavy-tailed values, in about so many seconds."""
     like = jax.ShapeDtypeStruct((values,), jnp.float32)
     inputs = [(x, fg.Step.of(i, i)) for i, x in enumerate(heavy_tailed(like))]
-    tasks: list[Task] = []
-    for codec in codecs.values():
-        tasks += _both_ways(codec, inputs, like)
-    times = [found.seconds for found in timed_in_turn(tasks, seconds / len(tasks))]
-    sizes = (fg.wire_bytes(codec, like) for codec in codecs.values())
-    return [*zip(codecs, times[::2], times[1::2], sizes, strict=True)]
-
-
-def _both_ways(codec: fg.Codec, inputs: Any, like: jax.ShapeDtypeStruct) -> list[Task]:
-    down = jax.jit(lambda a: fg.compress(codec, a[0], step=a[1]))
-    up = jax.jit(lambda a: fg.decompress(codec, a[0], like, step=a[1]))
-    return [(down, inputs), (up, [(down(one), one[1]) for one in inputs])]
+    each, found = seconds / len(codecs) / 2, list[CodecTimes]()
+    for name, codec in codecs.items():
+        down = jax.jit(lambda a, codec=codec: fg.compress(codec, a[0], step=a[1]))
+        up = jax.jit(lambda a, codec=codec: fg.decompress(codec, a[0], like, step=a[1]))
+        sent = [(down(one), one[1]) for one in inputs]
+        times = timed(down, inputs, each).seconds, timed(up, sent, each).seconds
+        found.append((name, *times, fg.wire_bytes(codec, like)))
+    return found
 
 
 def show(values: int, rows: Sequence[CodecTimes]) -> str:
