@@ -10,7 +10,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,6 @@ from fftgrad import planning
 from fftgrad._contracts import PyTree
 from fftgrad._values import check
 from fftgrad.planning import Link, Plan, _devices, _gradients
-from fftgrad.planning._predict import Algorithm
 from fftgrad.planning._text import quantity, table, three_digits
 from fftgrad.planning._timing import heavy_tailed, timed
 
@@ -80,10 +78,6 @@ def plan_command(parser: argparse.ArgumentParser) -> Run:
     add("--fast", type=int, metavar="N", help=text)
     text = "bandwidth of the fast links (default: 50GB/s)"
     add("--fast-bandwidth", default="50GB/s", metavar="RATE", help=text)
-    text = "latency of the fast links (default: 10us)"
-    add("--fast-latency", default="10us", metavar="TIME", help=text)
-    text = "algorithm of the collectives (default: for each the faster of ring and tree)"
-    add("--algorithm", choices=get_args(Algorithm), default="fastest", help=text)
     text = "time each codec on this machine; needs minutes, and the memory of the model"
     add("--measure", action="store_true", help=text)
     return run_plan
@@ -97,8 +91,7 @@ def run_plan(args: argparse.Namespace) -> None:
         step=args.step,
         workers=args.workers,
         link=Link(args.bandwidth, args.latency),
-        fast=args.fast and (args.fast, Link(args.fast_bandwidth, args.fast_latency)),
-        algorithm=args.algorithm,
+        fast=args.fast and (args.fast, Link(args.fast_bandwidth, "10us")),
         device=args.device,
         measure=args.measure,
         tell=lambda name: print(f"timing {name}", file=sys.stderr),

@@ -88,10 +88,6 @@ def rounds(kind: str, workers: int, algorithm: Literal["ring", "tree"] = "ring")
     return (2.0 if kind == "all-reduce" else 1.0) * (workers - 1)
 
 
-PIPELINED = {"all-reduce": 2.0}
-"""How often a byte leaves a worker in a pipelined tree, as in NCCL: once up and once down."""
-
-
 class Parts(NamedTuple):
     """The parts of a step, in seconds."""
 
@@ -107,8 +103,8 @@ def collective_seconds(
 ) -> float:
     """Seconds of a collective to which each worker passes `size` bytes.
 
-    A ring sends as many bytes as halving and doubling. A pipelined tree of an all-reduce sends
-    w/(w - 1) times as many, in lg w rounds each way. An all-to-all has no tree.
+    A ring sends as many bytes as halving and doubling, a pipelined tree of an all-reduce w/(w - 1)
+    times as many. An all-to-all has no tree.
     """
     if workers == 1:
         return 0.0
@@ -120,8 +116,8 @@ def collective_seconds(
     over = size * RING[kind](workers)
     if algorithm != "fastest":
         return seconds(algorithm, over)
-    most = max(over, size * PIPELINED.get(kind, 0.0))
-    return min(seconds("ring", over), seconds("tree", most))
+    # In a pipelined tree, as in NCCL, a byte leaves a worker once up and once down.
+    return min(seconds("ring", over), seconds("tree", 2 * size if kind == "all-reduce" else over))
 
 
 def exchange_seconds(

@@ -78,7 +78,6 @@ def test_the_examples_of_the_help_are_right(name):
         ([*PLAN, *LLAMA, "--step=300"], "plan(step): must be seconds, or a text with"),
         ([*PLAN, *LLAMA, "--workers=0"], "plan(workers): must be at least 2, got 0"),
         ([*PLAN, *LLAMA, "--fast=3"], "plan(fast): must be a divisor of the 16"),
-        ([*PLAN, *LLAMA, "--algorithm=star"], "invalid choice"),
     ],
 )  # fmt: skip
 def test_bad_usage_is_one_line_and_exit_code_2(capsys, argv, remedy):
@@ -157,14 +156,13 @@ def test_what_is_asked_reaches_the_library(asked, tmp_path):
     assert main([*PLAN, *LLAMA, "--latency=2ms"]) == 0
     assert asked["link"] == planning.Link("100mbit", "2ms")
     assert (asked["workers"], asked["step"]) == (16, "30ms")
-    assert (asked["fast"], asked["algorithm"], asked["measure"]) == (None, "fastest", False)
+    assert (asked["fast"], asked["measure"]) == (None, False)
     assert main([*PLAN, *LLAMA, "--device=h100"]) == 0
     assert asked["params"]["embed"].shape == (32_000, 768)
     assert asked["device"] == "h100"
-    assert main([*PLAN, *LLAMA, "--fast=8", "--algorithm=ring"]) == 0
+    assert main([*PLAN, *LLAMA, "--fast=8"]) == 0
     assert asked["link"] == planning.Link("100mbit", "100us")
     assert asked["fast"] == (8, planning.Link("50GB/s", "10us"))
-    assert asked["algorithm"] == "ring"
     np.savez(tmp_path / "params.npz", w=values((3, 4)), b=values((4,)), step=np.arange(3))
     assert main([*PLAN, "--params", str(tmp_path / "params.npz")]) == 0
     assert jax.tree.map(jnp.shape, asked["params"]) == {"w": (3, 4), "b": (4,)}
