@@ -66,7 +66,10 @@ class Member:
 
     def start(self, params: Tree) -> Steps[None]:
         """Join the run of the store, or begin one with these parameters."""
-        first = self._compile(params)  # before any write, because the codec may not fit
+        # Before any write, because the codec may not fit.
+        first = _round.first_anchor(params, self.programs)
+        state = first.params, first.outer
+        self.programs.try_out(self.ledger.memory, state, self.settings.islands)
         self.run = yield from _run.enter_run(self.model, self.settings, secrets.token_hex(16))
         _residual.check_run(self._former, self.run)
         deadline = self.settings.deadline
@@ -76,13 +79,6 @@ class Member:
         yield from self.catch_up()
         yield from self._recall()
         self.free = yield Clock()
-
-    def _compile(self, params: Tree) -> Anchor:
-        """Compile the programs, and return the first anchor of a new run."""
-        first = _round.first_anchor(params, self.programs)
-        state = first.params, first.outer
-        self.programs.try_out(self.ledger.memory, state, self.settings.islands)
-        return first
 
     def _recall(self) -> Steps[None]:
         """Load the residual of an earlier start, after its last round has closed."""

@@ -79,7 +79,7 @@ def enter_run(model: Model, settings: Settings, own: str) -> Steps[bytes]:
         ) from None
     rule = f"have the {len(run['model'])} leaves of the run"
     odd = [row for row in model.described if row not in run["model"]][:4]
-    found = f"{len(model.paths)}, of which the run lacks {odd}"
+    found = f"{len(model.leaves)}, of which the run lacks {odd}"
     same = run["model"] == model.described
     check(same, "Island(params)", rule, found, "use another folder.")
     same, rule = run["settings"] == mine, f"be those of the run, {run['settings']}"
