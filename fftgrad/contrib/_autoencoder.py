@@ -82,12 +82,10 @@ class Autoencoder:
     def __post_init__(self) -> None:
         sizes = (*self.encoder, self.code, *self.decoder)
         fine = min(sizes) >= 1 and 0 < len(self.encoder) == len(self.decoder)
-        argument, rule = (
-            "Autoencoder(encoder, code, decoder)",
-            "be positive channels in as many layers",
-        )
+        rule = "be positive channels in as many layers"
         found = f"{self.encoder}, {self.code}, {self.decoder}"
-        check(fine, argument, rule, found, "use (8, 8), 4, (8, 8).")
+        remedy = "use (8, 8), 4, (8, 8)."
+        check(fine, "Autoencoder(encoder, code, decoder)", rule, found, remedy)
         check_key("Autoencoder(seed)", self.seed)
 
     @property
@@ -155,16 +153,6 @@ def scaled(rows: jax.Array) -> Scaled:
     return Scaled(size.reshape(rows.shape[:-1]), units.reshape(rows.shape))
 
 
-def innovation(units: jax.Array, base: jax.Array, pick: TopK) -> jax.Array:
-    """Select the largest differences between each worker's values and the decoded code."""
-
-    def of(row: jax.Array) -> jax.Array:
-        payload = pick.compress(row, (), Step()).payload
-        return pick.decompress(payload, row, Step())
-
-    return jax.vmap(of)(units - base)
-
-
 def loss(
     net: Autoencoder, params: PyTree, rows: Scaled, lead: jax.Array | int, pick: TopK | None
 ) -> tuple[jax.Array, jax.Array]:
@@ -188,7 +176,11 @@ def loss(
     else:
         wanted = rows.units
         base = net.decode(params, codes[lead], k)[None]
-        lacks = lax.stop_gradient(innovation(wanted, base, pick))
+
+        def picked(row: jax.Array) -> jax.Array:
+            return pick.decompress(pick.compress(row, (), Step()).payload, row, Step())
+
+        lacks = lax.stop_gradient(jax.vmap(picked)(wanted - base))
         found = base + net.weight(params) * lacks
     wrong = jnp.sum(share * jnp.square(found - wanted)) / k
     energy = jnp.sum(share * jnp.square(wanted)) / k
@@ -211,14 +203,10 @@ def learn(
     """
     # Otherwise JAX would sum the gradient over another axis of the mesh.
     params = jax.tree.map(lambda p: _axes.vary_like(p, values), params)
-    rows = scaled(values)
-
-    def of(params: PyTree) -> tuple[jax.Array, jax.Array]:
-        return loss(net, params, rows, lead, pick)
-
-    (_, error), gradient = jax.value_and_grad(of, has_aux=True)(params)
+    of = jax.value_and_grad(loss, 1, has_aux=True)
+    (_, error), gradient = of(net, params, scaled(values), lead, pick)
     length = optax.tree.norm(gradient)
     factor = rate / jnp.maximum(length, 1.0)
     moved = jax.tree.map(lambda p, g: p - factor * g, params, gradient)
     fine = _finite.all_finite(moved) & jnp.isfinite(error)
-    return jax.tree.map(lambda new, old: jnp.where(fine, new, old), moved, params), error
+    return optax.tree.where(fine, moved, params), error
