@@ -13,7 +13,7 @@ from parallel import train_step
 
 import fftgrad as fg
 from fftgrad.exchanges import _bucketing
-from fftgrad.planning import _candidates, _plan, _predict, _timing
+from fftgrad.planning import _candidates, _plan, _timing
 
 LIKE = {
     "w": jax.ShapeDtypeStruct((400, 500), "float32"),
@@ -401,16 +401,3 @@ def test_smaller_models_have_matrices_of_the_same_form():
     assert small["w"].shape[0] / small["w"].shape[1] == pytest.approx(4, rel=0.01)
     for shape in ((1, 400_000_000), (1, 1, 1, 400_000_000)):
         assert _timing.smaller(jax.ShapeDtypeStruct(shape, "float32"), 0.01).size == 4_000_000
-
-
-@pytest.mark.parametrize("fast", [1, 2])
-def test_the_collectives_of_the_default_rows_are_those_of_their_trace(fast):
-    axes = {"data": WORKERS} if fast == 1 else {"slow": WORKERS, "fast": fast}
-    told = lambda found: [(c.kind, c.bytes, c.workers, c.axes) for c in found]  # noqa: E731
-    for row in _candidates.candidates(LIKE, WORKERS, fast):
-        exchange = getattr(row.recipe.exchange, "exchange", row.recipe.exchange)
-        bucketing = fg.Bucketing().for_exchange(exchange)
-        (part,) = _bucketing.bucket_likes(LIKE, bucketing)
-        tx = fg.compressed_pmean(exchange, axis_name="data" if fast == 1 else tuple(axes))
-        traced = _predict.traffic("tx", tx, LIKE, axes)
-        assert told(_predict.sent_by(exchange, part, axes)) == told(traced), row.name
