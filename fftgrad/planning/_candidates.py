@@ -15,7 +15,6 @@ from fftgrad._contracts import AxisName, PyTree
 from fftgrad._values import check, check_choice, check_count, check_kind, check_within, plain, value
 from fftgrad.exchanges._bucketing import BUCKET_LIMIT
 from fftgrad.exchanges._recipe import recipe_of
-from fftgrad.planning._predict import FAST
 
 Loss = Literal["as dense", "close", "check", "not measured"]
 """The class of the loss in runs of small models, by the bounds in docs/plan.md."""
@@ -143,9 +142,7 @@ def check_rows(rows: Sequence[Candidate]) -> tuple[Candidate, ...]:
     return tuple(rows)
 
 
-def candidates(
-    like: PyTree, workers: int, fast: int = 1, fast_axis: str = FAST
-) -> tuple[Candidate, ...]:
+def candidates(like: PyTree, workers: int, fast: int = 1) -> tuple[Candidate, ...]:
     """Function: list the default rows of a plan: dense, every family that fits, and local steps.
 
     To compare your own with them: `fg.planning.plan(..., rows=[*fg.planning.candidates(params,
@@ -154,8 +151,7 @@ def candidates(
     Args:
       like: the gradient, or its shapes. Low ranks need matrices, and no fast links.
       workers: number of workers along the slow axis.
-      fast: number of workers that fast links join in a group.
-      fast_axis: the name of their axis.
+      fast: number of workers that fast links, the axis "fast", join in a group.
 
     Returns:
       The rows, of which the first is dense float32.
@@ -212,7 +208,7 @@ def candidates(
         ]
     if fast == 1:
         return tuple(rows)
-    over = functools.partial(fg.Hierarchical, fast_axis, fast)  # which averages a group exactly
+    over = functools.partial(fg.Hierarchical, "fast", fast)  # which averages a group exactly
     return tuple(
         dataclasses.replace(row, method=over(slow=row.recipe.exchange, memory=row.recipe.memory))
         for row in rows

@@ -157,7 +157,7 @@ def from_table(
     """Codec times on a device, and a sentence that says where they come from."""
     find = _measured if device.platform == "cpu" else _counted
     found, values = dict[str, Timing](), count(like)
-    workers, fast = groups.sizes
+    workers, fast, _ = groups
     for row in rows:
         compress, decompress = find(row, values // fast, workers, device)
         muon = 0.0

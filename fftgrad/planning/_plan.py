@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import optax
 
 import fftgrad as fg
-from fftgrad._axes import AxisName
 from fftgrad._contracts import Comm, PyTree
 from fftgrad._values import check, check_choice, check_count, check_transformation
 from fftgrad.exchanges import _bucketing
@@ -180,7 +179,7 @@ class Model(NamedTuple):
             own = dataclasses.replace(own, loss="check")
         return PlanRow(
             name=own.name,
-            code=own.code(self.groups.axis_name),
+            code=own.code(self.groups.axis),
             seconds=seconds,
             link_bytes=link_bytes,
             loss=own.loss,
@@ -203,7 +202,6 @@ def plan(
     link: Link | str | float,
     workers: int,
     fast: tuple[int, Link] | None = None,
-    axis_name: AxisName | None = None,
     timings: Mapping[str, Timing] | None = None,
     buckets: int | None = None,
     algorithm: Algorithm = "fastest",
@@ -225,9 +223,8 @@ def plan(
         "1gbit". With `fast`, the slow link.
       workers: number of workers; with `fast`, of all groups together.
       fast: number of workers that fast links join, such as the GPUs of a machine, and their link:
-        `(8, fg.planning.Link("50GB/s", "10us"))`. All exchanges are then `Hierarchical`.
-      axis_name: axis of the workers, for the code; with `fast`, the slow axis and the fast one. The
-        default is "data", or ("slow", "fast").
+        `(8, fg.planning.Link("50GB/s", "10us"))`. All exchanges are then `Hierarchical`, over the
+        axes ("slow", "fast") in place of "data".
       timings: codec time of each row by its name. By default those of the default rows follow from
         `device`, and rows of your own are timed: a model of more than four million values by a
         smaller one, in proportion.
@@ -263,11 +260,11 @@ def plan(
       Agarwal et al., MLSys 2022, arXiv:2103.00543: of 200 set-ups 6 beat well-tuned dense training.
     """
     check_choice("plan(algorithm)", algorithm, get_args(Algorithm))
-    joined, like = _predict.groups(workers, fast, axis_name), _timing.like_of("plan", params)
+    joined, like = _predict.groups(workers, fast), _timing.like_of("plan", params)
     own, over = _text.seconds("plan(step)", step), Link.of(link)
     place = None if device == "this" else _devices.find(device)
     usual = rows is None
-    compared = check_rows(candidates(like, *joined.sizes, list(joined.axes)[-1]) if usual else rows)
+    compared = check_rows(candidates(like, joined.slow, joined.fast) if usual else rows)
     source = "Codec times: as given."
     if timings is None:
         if usual and not measure:

@@ -91,7 +91,7 @@ PLANS = 80
 def test_what_a_plan_recommends_is_never_slower_than_dense(workers):
     """Whatever the link, the step, and what an exchange takes on the device."""
     rng = np.random.default_rng(workers)
-    groups = _predict.groups(workers, None, None)
+    groups = _predict.groups(workers, None)
     rows = _candidates.candidates(LIKE, workers)
     rows = rows[:2] + rows[2::5]  # those that are dense, and a few of the others
     sent = {row.name: _plan._sent(row, LIKE, groups) for row in rows}

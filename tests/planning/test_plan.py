@@ -265,10 +265,8 @@ def fast(workers, **options):
         (lambda: asked(workers=2.5), TypeError, r"\(workers\): must be a whole number"),
         (lambda: asked(buckets=0), ValueError, "at least 1"),
         (lambda: asked(algorithm="rings"), ValueError, r"plan\(algorithm\): .*use 'fastest'"),
-        (lambda: asked(axis_name=["data"]), TypeError, "use 'data'"),
         (lambda: fast(3), ValueError, "leave it out"),
         (lambda: fast(8), ValueError, "two groups at least"),
-        (lambda: fast(2, axis_name="data"), ValueError, r"use \('slow', 'fast'\)"),
         (lambda: mine(fg.Sign()), TypeError, "AllGather"),
         (lambda: mine(fg.methods.sign_sgd(), every=2), ValueError, "leave it to the exchange"),
         (lambda: mine(every=0), ValueError, "use 4"),
@@ -336,30 +334,12 @@ def test_over_fast_links_the_memory_is_that_of_the_group():
 
 def planned(**options):
     some = ("dense float32", "QSGD 4 bits", "4 local steps, signs")
-    axis = options.get("axis_name", ("slow", "fast"))[-1]
-    usual = _candidates.candidates(LIKE, 4, 2, axis) if "fast" in options else (
-        _candidates.candidates(LIKE, 4)
-    )  # fmt: skip
+    usual = _candidates.candidates(LIKE, 4, 2 if "fast" in options else 1)
     rows = [row for row in usual if row.name in some]
     known = {"step": "1ms", "link": "1gbit", "workers": 8 if "fast" in options else 4}
     return by_name(
         fg.planning.plan(LIKE, rows=rows, timings=none(rows), buckets=1, **known, **options)
     )
-
-
-def test_the_code_has_the_axis_that_is_asked_for():
-    for axis in ("replica", ("node", "gpu")):
-        for row in planned(axis_name=axis).values():
-            assert row.code.endswith(f", axis_name={axis!r})")
-    assert planned()["dense float32"].code.endswith(", axis_name='data')")
-
-
-def test_the_axes_of_two_levels_may_have_other_names():
-    usual, named = planned(fast=FAST), planned(fast=FAST, axis_name=("node", "gpu"))
-    for name, row in named.items():
-        code = row.code.replace("'gpu'", "'fast'").replace("'node'", "'slow'")
-        assert "'gpu'" in row.code
-        assert row._replace(code=code) == usual[name]
 
 
 def test_local_steps_over_two_levels_meet():

@@ -34,8 +34,7 @@ def untimed(monkeypatch):
 def timings(values, workers=16, joined=1, device="this"):
     like = squares(values)
     rows = fg.planning.candidates(like, workers, joined)
-    sizes = {"slow": workers, "fast": joined} if joined > 1 else {"data": workers}
-    groups = Groups(sizes, "data", LINK if joined > 1 else None)
+    groups = Groups(workers, joined, LINK if joined > 1 else None)
     return _devices.from_table(rows, like, groups, _devices.find(device))[0]
 
 
