@@ -190,7 +190,11 @@ class Member:
         )
         if manifest is None:
             if now > self.gathering.end + OVERDUE * self.settings.deadline:
-                yield from self.compute_again()
+                # From the newest intact anchor and the manifests since.
+                found, _ = yield from _round.newest_anchor(self._reader)
+                if found is not None:
+                    self.take(found)
+                    yield from self.catch_up()
                 self._alone = number
             return
         yield from _run.check_run(self.run)
@@ -252,13 +256,6 @@ class Member:
         self.gathering = Gathering(anchor, self.settings)
         if before is not None:
             self.gathering.hand_in(before.handed, before.trained)
-
-    def compute_again(self) -> Steps[None]:
-        """Recompute the anchor from the newest intact one and the manifests since."""
-        found, _ = yield from _round.newest_anchor(self._reader)
-        if found is not None:
-            self.take(found)
-            yield from self.catch_up()
 
     def _take_newer(self) -> Steps[None]:
         """Wait for an anchor of a later round, and continue from it."""
