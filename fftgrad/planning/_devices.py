@@ -8,7 +8,7 @@ import math
 import os
 import pathlib
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,6 @@ import optax
 import fftgrad as fg
 from fftgrad._contracts import PyTree
 from fftgrad.exchanges._bucketing import BUCKET_LIMIT
-from fftgrad.planning import _timing
 from fftgrad.planning._candidates import Candidate
 from fftgrad.planning._predict import Groups, count
 from fftgrad.planning._timing import Timing, timed
@@ -120,8 +119,6 @@ def _kind() -> str:
     return jax.local_devices()[0].device_kind
 
 
-LARGEST = 1 << 22
-"""Values of the model that is timed instead of a larger one."""
 MUONS = (fg.optimizers.feedback_muon, optax.contrib.muon)
 ITERATIONS = 5
 """Newton-Schulz iterations of an orthogonalization."""
@@ -182,28 +179,6 @@ def from_table(
         f"{device.bytes_per_second / 1e12:.2g} TB/s and {device.launch * 1e6:g} us a kernel for "
         f"{device.name}. Nothing ran on it: expect up to {device.error:g} times these times."
     )
-
-
-def timed_here(
-    rows: Sequence[Candidate],
-    like: PyTree,
-    groups: Groups,
-    exact: bool,
-    tell: Callable[[str], object],
-) -> tuple[dict[str, Timing], str]:
-    """Time the rows here, and say so; without `exact`, a large model by a smaller one."""
-    times = 1.0 if exact else max(1.0, count(like) / LARGEST)
-    small = like if times == 1 else _timing.smaller(like, 1 / times)
-    found = dict[str, Timing]()
-    for row in rows:
-        tell(row.name)
-        tx = row.transformation(groups.axis)
-        took = _timing.time_exchange(tx, small, groups.axes, every=row.every)
-        found[row.name] = Timing(times * took.compress, times * took.decompress)
-    said = "Codec times: measured here"
-    if times > 1:
-        said += " for 4 million values, and in proportion beyond; measure=True times the whole"
-    return found, f"{said}."
 
 
 def orthogonalizing(like: PyTree) -> float:

@@ -226,15 +226,14 @@ def plan(
         `(8, fg.planning.Link("50GB/s", "10us"))`. All exchanges are then `Hierarchical`, over the
         axes ("slow", "fast") in place of "data".
       timings: codec time of each row by its name. By default those of the default rows follow from
-        `device`, and rows of your own are timed: a model of more than four million values by a
-        smaller one, in proportion.
+        `device`, and rows of your own are timed here.
       buckets: number of messages of a gradient, all but the last of which overlap the backward
         pass. The default is 1 on a CPU; elsewhere 1 or 8 for each row, whichever is faster.
       algorithm: algorithm of the collectives: "ring", "tree", or the "fastest" for each.
       rows: candidates to compare instead of the default ones; at least one must be dense.
       device: the device that will train: "h100", "a100", "l40s", "v5e", a file that `fftgrad bench`
         wrote, or "this" one, which is measured once. Equal calls give equal plans.
-      measure: True to time each row here for the whole model, which takes minutes and its memory.
+      measure: True to time the default rows here too, which takes minutes and the model's memory.
       tell: function of the name of each row that is about to be timed, such as `print`.
 
     Returns:
@@ -274,7 +273,11 @@ def plan(
             rule = "be 'this' for rows of your own and to measure"
             remedy = "pass timings=..., from time_exchange on that device."
             check(place is None, "plan(device)", rule, device, remedy)
-            timings, source = _devices.timed_here(compared, like, joined, measure, tell)
+            source, timings = "Codec times: measured here.", {}
+            for row in compared:
+                tell(row.name)
+                tx = row.transformation(joined.axis)
+                timings[row.name] = _timing.time_exchange(tx, like, joined.axes, every=row.every)
     missing = [row.name for row in compared if row.name not in timings]
     remedy = "measure with the same rows, or leave timings out."
     check(not missing, "plan(timings)", "have all rows", f"none of {missing}", remedy)

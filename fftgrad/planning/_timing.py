@@ -260,17 +260,6 @@ def like_of(owner: str, params: PyTree) -> PyTree:
     return _bucketing.like(params)
 
 
-def smaller(params: PyTree, share: float) -> PyTree:
-    """A share of a model, with matrices of the same form."""
-
-    def small(leaf: Any) -> Any:
-        by = share ** (1 / max(1, sum(rows > 1 for rows in leaf.shape)))
-        shape = tuple(max(1, round(rows * by)) for rows in leaf.shape)
-        return jax.ShapeDtypeStruct(shape, leaf.dtype)
-
-    return jax.tree.map(small, params)
-
-
 def heavy_tailed(like: PyTree) -> list[PyTree]:
     """Two trees of heavy-tailed values, as gradients have them."""
     leaves, structure = jax.tree.flatten(like)

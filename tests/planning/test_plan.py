@@ -372,12 +372,3 @@ def test_all_that_is_compared_of_two_levels_is_hierarchical():
     names = {row.name for row in rows}
     assert {"4 local steps, signs", "4 local steps, two stages, Muon"} <= names
     assert not [name for name in names if "rank" in name]
-
-
-def test_smaller_models_have_matrices_of_the_same_form():
-    like = {"w": jax.ShapeDtypeStruct((40_000, 10_000), "float32"), "b": np.zeros(100_000)}
-    small = _timing.smaller(like, 0.01)
-    assert sum(leaf.size for leaf in small.values()) == pytest.approx(4_001_000, rel=0.01)
-    assert small["w"].shape[0] / small["w"].shape[1] == pytest.approx(4, rel=0.01)
-    for shape in ((1, 400_000_000), (1, 1, 1, 400_000_000)):
-        assert _timing.smaller(jax.ShapeDtypeStruct(shape, "float32"), 0.01).size == 4_000_000

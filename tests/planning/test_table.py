@@ -203,12 +203,9 @@ ROWS = [
 ]
 
 
-def test_rows_of_ones_own_are_timed_small_and_in_proportion(monkeypatch):
-    sizes = []
-
+def test_rows_of_ones_own_are_timed_for_the_whole_model(monkeypatch):
     def time_exchange(_, like, *__, **___):
         values = sum(leaf.size for leaf in jax.tree.leaves(like))
-        sizes.append(values)
         return fg.planning.Timing(1e-9 * values, 2e-9 * values)
 
     monkeypatch.setattr(_timing, "time_exchange", time_exchange)
@@ -216,11 +213,7 @@ def test_rows_of_ones_own_are_timed_small_and_in_proportion(monkeypatch):
     known = {"step": "1s", "link": LINK, "workers": 16, "rows": ROWS, "tell": heard.append}
     found = fg.planning.plan(like, **known)
     assert heard == ["dense", "signs"]
-    assert max(sizes) < 1.01 * _devices.LARGEST
     (signs,) = (row for row in found.rows if row.name == "signs")
     assert signs.parts.compress == pytest.approx(0.4, rel=0.01)
     assert signs.parts.decompress == pytest.approx(0.8, rel=0.01)
-    assert "in proportion" in found.source
-    sizes.clear()
-    fg.planning.plan(like, **known, measure=True)
-    assert set(sizes) == {400_000_000}
+    assert found.source == "Codec times: measured here."
