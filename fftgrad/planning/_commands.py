@@ -9,15 +9,16 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from importlib import metadata
 
 import jax
 import jax.numpy as jnp
+import jaxlib
+import numpy as np
+import optax
 
 import fftgrad as fg
 from fftgrad import planning
 from fftgrad._contracts import PyTree
-from fftgrad._values import check
 from fftgrad.planning import Link, Plan, _devices, _gradients
 from fftgrad.planning._text import quantity, table, three_digits
 from fftgrad.planning._timing import heavy_tailed, timed
@@ -60,7 +61,7 @@ Run = Callable[[argparse.Namespace], None]
 
 def plan_command(parser: argparse.ArgumentParser) -> Run:
     model = parser.add_mutually_exclusive_group(required=True).add_argument
-    model("--model", metavar="NAME", help=f"a Llama: {', '.join(MODELS)}")
+    model("--model", metavar="NAME", choices=MODELS, help=f"a Llama: {', '.join(MODELS)}")
     model("--params", metavar="F", help="an .npz file of parameters, to read shapes")
     add = parser.add_argument
     text = (
@@ -111,8 +112,6 @@ VOCABULARY = 32_000
 
 def model(name: str) -> PyTree:
     """The shapes of a Llama: 12 width^2 values a layer, an embedding and a head of its size."""
-    remedy = "use --params for your own shapes."
-    check(name in MODELS, "plan(--model)", f"be one of {', '.join(MODELS)}", repr(name), remedy)
     layers, width = MODELS[name]
     hidden, around = 8 * width // 3, {"attention_norm": (width,), "mlp_norm": (width,)}
     layer = dict.fromkeys(("query", "key", "value", "out"), (width, width)) | around
@@ -189,20 +188,12 @@ CODECS: dict[str, fg.Codec] = {
     "budget": fg.Budget(ratio=100),
 }
 """One of each family, by short names."""
-PACKAGES = ("fftgrad", "jax", "jaxlib", "optax", "numpy")
+PACKAGES = (fg, jax, jaxlib, optax, np)
 BENCH_LEGEND = """\
 pays below: between two workers over a faster link it takes longer than the bytes
 that it saves of float32."""
 CodecTimes = tuple[str, float, float, int]
 """Name, median seconds to compress and to decompress, and bytes of a payload."""
-
-
-def version(package: str) -> str:
-    """The version of an installed package."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:  # on the path, but not installed
-        return "not installed"
 
 
 def machine() -> str:
@@ -211,7 +202,7 @@ def machine() -> str:
     cpu = pathlib.Path("/proc/cpuinfo")
     named = re.search(r"^model name\s*: (.*)$", cpu.read_text() if cpu.exists() else "", re.M)
     processor = named[1] if named else platform.processor() or platform.machine()
-    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    versions = ", ".join(f"{one.__name__} {one.__version__}" for one in PACKAGES)
     return (
         f"versions  python {platform.python_version()}, {versions}\n"
         f"devices   {len(devices)} x {device.device_kind} ({device.platform})\n"
@@ -314,7 +305,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "fftgrad", None, DESCRIPTION, f"{every}\n{EXIT_CODES}", formatter_class=formatter
     )
-    parser.add_argument("--version", action="version", version=f"fftgrad {version('fftgrad')}")
+    parser.add_argument("--version", action="version", version=f"fftgrad {fg.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (about, examples, command) in COMMANDS.items():
         own = commands.add_parser(
