@@ -136,63 +136,38 @@ def sort(rows: Sequence[PlanRow]) -> tuple[PlanRow, ...]:
     return tuple(row._replace(why_not=why_not(row)) for row in ranked)
 
 
-class Way(NamedTuple):
-    """A row, its codec time, and its traffic from one exchange to the next."""
-
-    row: Candidate
-    timing: Timing
-    collectives: tuple[Collective, ...]
-    buckets: int = 1  # messages, all but the last of which overlap the backward pass
-
-
-class Model(NamedTuple):
-    """The inputs that all predictions of a plan share."""
-
-    step: float
-    link: Link
-    groups: Groups
-    algorithm: Algorithm
-
-    def parts(self, way: Way) -> Parts:
-        """The parts of a step that exchanges."""
-        links = self.groups.links(self.link)
-        exchange = _predict.exchange_seconds(way.collectives, links, self.algorithm)
-        compress, decompress, muon = way.timing
-        return Parts(self.step, compress, exchange, decompress, muon)
-
-    def seconds(self, way: Way) -> float:
-        """Seconds of a step, the mean over steps with and without an exchange."""
-        return _predict.step_seconds(self.parts(way), every=way.row.every, buckets=way.buckets)
-
-    def link_bytes(self, way: Way) -> float:
-        """Bytes that leave a worker over its slow link in a step, on average."""
-        slow, *_ = self.groups.axes
-        sent = (c.link_bytes(c.workers or 1) for c in way.collectives if slow in (c.axes or ()))
-        return sum(sent) / way.row.every
-
-    def plan_row(self, way: Way, ways: Sequence[Way]) -> PlanRow:
-        """The prediction for one of the rows."""
-        own, parts, seconds = way.row, self.parts(way), self.seconds(way)
-        link_bytes = self.link_bytes(way)
-        dense = max(self.link_bytes(way) for way in ways if way.row.dense)
-        if own.ratio and own.loss in ACCEPTED and dense > 2 * own.ratio * link_bytes:
-            own = dataclasses.replace(own, loss="check")
-        return PlanRow(
-            name=own.name,
-            code=own.code(self.groups.axis),
-            seconds=seconds,
-            link_bytes=link_bytes,
-            loss=own.loss,
-            steps=own.to_loss,
-            every=own.every,
-            whole=own.optimizer is not None,
-            parts=parts._replace(
-                compress=parts.compress / own.every,
-                exchange=parts.exchange / own.every,
-                decompress=parts.decompress / own.every,
-            ),
-            is_dense=own.dense,
-        )
+def predict_row(
+    row: Candidate,
+    timing: Timing,
+    sent: Sequence[Collective],
+    buckets: int,
+    step: float,
+    link: Link,
+    groups: Groups,
+    algorithm: Algorithm,
+) -> PlanRow:
+    """The prediction for a candidate, by its collectives from one exchange to the next."""
+    compress, decompress, muon = timing
+    exchange = _predict.exchange_seconds(sent, groups.links(link), algorithm)
+    parts = Parts(step, compress, exchange, decompress, muon)
+    slow, *_ = groups.axes
+    over = (c.link_bytes(c.workers or 1) for c in sent if slow in (c.axes or ()))
+    return PlanRow(
+        name=row.name,
+        code=row.code(groups.axis),
+        seconds=_predict.step_seconds(parts, every=row.every, buckets=buckets),
+        link_bytes=sum(over) / row.every,
+        loss=row.loss,
+        steps=row.to_loss,
+        every=row.every,
+        whole=row.optimizer is not None,
+        parts=parts._replace(
+            compress=compress / row.every,
+            exchange=exchange / row.every,
+            decompress=decompress / row.every,
+        ),
+        is_dense=row.dense,
+    )
 
 
 def plan(
@@ -287,7 +262,7 @@ def plan(
     else:
         tried = [check_count("plan(buckets)", buckets, "use 1 for no overlap.")]
 
-    def ways_of(row: Candidate) -> Iterator[Way]:
+    def predicted(row: Candidate) -> Iterator[PlanRow]:
         found, pieces = _usual(row, like, joined) if usual else ((), 1)
         for number in tried:
             cut = _cut(row, like, number)
@@ -296,11 +271,15 @@ def plan(
                 sent = times * tuple(c._replace(bytes=c.bytes * pieces // times) for c in found)
             else:
                 sent = _sent(cut, like, joined)
-            yield Way(cut, timings[row.name], sent, number)
+            yield predict_row(cut, timings[row.name], sent, number, own, over, joined, algorithm)
 
-    model = Model(own, over, joined, algorithm)
-    ways = [min(ways_of(row), key=model.seconds) for row in compared]
-    return Plan(sort([model.plan_row(one, ways) for one in ways]), source)
+    best = [min(predicted(row), key=lambda one: one.seconds) for row in compared]
+    dense = max(one.link_bytes for one in best if one.is_dense)
+    for i, (row, one) in enumerate(zip(compared, best, strict=True)):
+        if row.ratio and row.loss in ACCEPTED and dense > 2 * row.ratio * one.link_bytes:
+            lower = dataclasses.replace(row, loss="check")
+            best[i] = one._replace(loss=lower.loss, steps=lower.to_loss)
+    return Plan(sort(best), source)
 
 
 def _cut(row: Candidate, like: PyTree, buckets: int) -> Candidate:

@@ -8,7 +8,7 @@ import pytest
 
 import fftgrad as fg
 from fftgrad.planning import _candidates, _plan, _predict
-from fftgrad.planning._plan import Model, Way, sort
+from fftgrad.planning._plan import predict_row, sort
 
 LIKE = {"w": jax.ShapeDtypeStruct((1000, 1000), "float32")}
 NONE = fg.planning.Timing(0.0, 0.0)
@@ -99,13 +99,13 @@ def test_what_a_plan_recommends_is_never_slower_than_dense(workers):
         bandwidth, latency, step, codec = 10 ** rng.uniform([5, -6, -4, -5], [12, -1, 1, 0])
         link = fg.planning.Link(bandwidth, latency)
         algorithm, buckets = str(rng.choice(typing.get_args(_plan.Algorithm))), rng.integers(1, 9)
-        model = Model(step, link, groups, algorithm)
-        ways = [
-            Way(row, fg.planning.Timing(*codec * rng.random(2)), sent[row.name], int(buckets))
+        known = int(buckets), step, link, groups, algorithm
+        told = [
+            predict_row(row, fg.planning.Timing(*codec * rng.random(2)), sent[row.name], *known)
             for row in rows
         ]
-        found = fg.planning.Plan(sort([model.plan_row(way, ways) for way in ways]))
-        assert found.best.seconds <= min(model.seconds(way) for way in ways if way.row.dense)
+        found = fg.planning.Plan(sort(told))
+        assert found.best.seconds <= min(row.seconds for row in told if row.is_dense)
         assert found.compress != found.best.is_dense
 
 
