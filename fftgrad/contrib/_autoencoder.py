@@ -1,7 +1,7 @@
 """A small convolutional autoencoder for the values at a support."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -137,24 +137,17 @@ def _varying(params: PyTree, x: jax.Array) -> dict[str, PyTree]:
     return {"params": jax.tree.map(lambda p: _axes.vary_like(p, x), params)}
 
 
-class Scaled(NamedTuple):
-    """Root mean squares of rows of values, and the rows in these units."""
-
-    size: jax.Array
-    units: jax.Array
-
-
-def scaled(rows: jax.Array) -> Scaled:
-    """Scale each row [..., k] to a root mean square of 1, the range of the network."""
+def scaled(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the root mean square of each row [..., k], and the rows in these units."""
     flat = rows.reshape(-1, rows.shape[-1])
     _, length = _quantizers.row_norms(flat)
     size = length * rows.shape[-1] ** -0.5
     units = _quantizers.in_units(flat, size[:, None], 1.0)
-    return Scaled(size.reshape(rows.shape[:-1]), units.reshape(rows.shape))
+    return size.reshape(rows.shape[:-1]), units.reshape(rows.shape)
 
 
 def loss(
-    net: Autoencoder, params: PyTree, rows: Scaled, lead: jax.Array | int, pick: TopK | None
+    net: Autoencoder, params: PyTree, rows: jax.Array, lead: jax.Array | int, pick: TopK | None
 ) -> tuple[jax.Array, jax.Array]:
     """Return half of the squared error of the decoded rows plus half of the variance of the codes.
 
@@ -162,19 +155,19 @@ def loss(
     mean of the rows is decoded from the mean of their codes. Rows of zeros have weight 0. The
     second result is the relative error of the decoded rows.
     """
-    k = rows.units.shape[-1]
-    share = rows.size / _quantizers.divisor(_finite.largest(rows.size))
+    k, (size, units) = rows.shape[-1], scaled(rows)
+    share = size / _quantizers.divisor(_finite.largest(size))
     if pick is not None:
         share = (share > 0).astype(jnp.float32)
     share = (share / _quantizers.divisor(jnp.sum(share)))[:, None]
-    codes = net.encode(params, rows.units)
+    codes = net.encode(params, units)
     center = jnp.tensordot(share[:, 0], codes, 1)
     apart = jnp.sum(share[:, 0] * jnp.mean(jnp.square(codes - center[None]), (1, 2)))
     if pick is None:
-        wanted = jnp.sum(share * rows.units, 0, keepdims=True)
+        wanted = jnp.sum(share * units, 0, keepdims=True)
         found, share = net.decode(params, center, k)[None], jnp.ones((1, 1))
     else:
-        wanted = rows.units
+        wanted = units
         base = net.decode(params, codes[lead], k)[None]
 
         def picked(row: jax.Array) -> jax.Array:
@@ -204,7 +197,7 @@ def learn(
     # Otherwise JAX would sum the gradient over another axis of the mesh.
     params = jax.tree.map(lambda p: _axes.vary_like(p, values), params)
     of = jax.value_and_grad(loss, 1, has_aux=True)
-    (_, error), gradient = of(net, params, scaled(values), lead, pick)
+    (_, error), gradient = of(net, params, values, lead, pick)
     length = optax.tree.norm(gradient)
     factor = rate / jnp.maximum(length, 1.0)
     moved = jax.tree.map(lambda p, g: p - factor * g, params, gradient)

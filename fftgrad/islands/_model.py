@@ -155,7 +155,7 @@ class Programs:
         return cls(tuple((path, like.shape) for path, like in model.likes.items()), *args)
 
     @functools.cached_property
-    def _like(self) -> dict[str, jax.ShapeDtypeStruct]:
+    def like(self) -> dict[str, jax.ShapeDtypeStruct]:
         return {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in self.shapes}
 
     @property
@@ -165,7 +165,7 @@ class Programs:
     @functools.cached_property
     def _buckets(self) -> list[tuple[Parts, Likes]]:
         """Codecs and shapes of the parts of each bucket."""
-        buckets = _bucketing.bucket_likes(self._like, self._bucketing)
+        buckets = _bucketing.bucket_likes(self.like, self._bucketing)
         codec = self.exchange.codec
         return [(_parts.codec_of(codec, bucket), _parts.vector_likes(bucket)) for bucket in buckets]
 
@@ -220,7 +220,7 @@ class Programs:
         This also raises the error of a codec that does not fit the parameters.
         """
         with on_host():
-            kept = memory.init(self._like)
+            kept = memory.init(self.like)
         nothing = {path: np.zeros(shape, np.float32) for path, shape in self.shapes}
         payloads, *_ = self.compress(memory, nothing, kept, self.init(), 0, 0)
         payloads = self.from_bytes(self.to_bytes(payloads))
