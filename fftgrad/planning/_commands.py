@@ -9,12 +9,10 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from importlib import metadata
 
 import jax
 import jax.numpy as jnp
-import jaxlib
-import numpy as np
-import optax
 
 import fftgrad as fg
 from fftgrad import planning
@@ -188,7 +186,7 @@ CODECS: dict[str, fg.Codec] = {
     "budget": fg.Budget(ratio=100),
 }
 """One of each family, by short names."""
-PACKAGES = (fg, jax, jaxlib, optax, np)
+PACKAGES = ("jax", "jaxlib", "optax", "numpy")
 BENCH_LEGEND = """\
 pays below: between two workers over a faster link it takes longer than the bytes
 that it saves of float32."""
@@ -202,9 +200,9 @@ def machine() -> str:
     cpu = pathlib.Path("/proc/cpuinfo")
     named = re.search(r"^model name\s*: (.*)$", cpu.read_text() if cpu.exists() else "", re.M)
     processor = named[1] if named else platform.processor() or platform.machine()
-    versions = ", ".join(f"{one.__name__} {one.__version__}" for one in PACKAGES)
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
     return (
-        f"versions  python {platform.python_version()}, {versions}\n"
+        f"versions  python {platform.python_version()}, fftgrad {fg.__version__}, {versions}\n"
         f"devices   {len(devices)} x {device.device_kind} ({device.platform})\n"
         f"machine   {processor}, {os.cpu_count()} cores, {platform.platform()}"
     )
