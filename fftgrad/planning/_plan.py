@@ -11,15 +11,14 @@ import jax.numpy as jnp
 import optax
 
 import fftgrad as fg
-from fftgrad._contracts import Comm, PyTree
+from fftgrad._contracts import PyTree
 from fftgrad._values import check, check_choice, check_count, check_transformation
 from fftgrad.exchanges import _bucketing
 from fftgrad.exchanges._bucketing import BUCKET_LIMIT
-from fftgrad.ops import _collectives
 from fftgrad.ops._collectives import Collective
 from fftgrad.planning import _devices, _predict, _text, _timing
 from fftgrad.planning._candidates import Candidate, Loss, candidates, check_rows
-from fftgrad.planning._predict import Algorithm, Groups, Link, Parts, count
+from fftgrad.planning._predict import Algorithm, Groups, Link, Parts, count, sent_by
 from fftgrad.planning._text import quantity, table, three_digits
 from fftgrad.planning._timing import Timing
 
@@ -304,14 +303,12 @@ def _usual(row: Candidate, like: PyTree, joined: Groups) -> tuple[tuple[Collecti
     Low ranks need the matrices. All other default rows send as much for one vector of all values.
     """
     exchange, total = row.recipe.exchange, count(like)
-    pieces = -(-total // BUCKET_LIMIT)
-    parts: list[PyTree] = [jax.ShapeDtypeStruct((-(-total // pieces),), jnp.float32)]
     if isinstance(exchange, fg.PowerSgd | fg.AcpSgd):
-        pieces = 1
         parts = _bucketing.bucket_likes(like, row.recipe.bucketing.for_exchange(exchange))
-    mean = lambda x: exchange.mean(x, exchange.init(x), Comm.of(joined.axis, 0)).mean  # noqa: E731
-    found = (_collectives.collectives(mean, joined.axes, part) for part in parts)
-    return tuple(c for own in found for c in own), pieces
+        return tuple(c for part in parts for c in sent_by(exchange, part, joined.axes)), 1
+    pieces = -(-total // BUCKET_LIMIT)
+    vector = jax.ShapeDtypeStruct((-(-total // pieces),), jnp.float32)
+    return sent_by(exchange, vector, joined.axes), pieces
 
 
 def predict_step(

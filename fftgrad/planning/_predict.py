@@ -20,8 +20,10 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from fftgrad._contracts import AxisName, PyTree
+import fftgrad as fg
+from fftgrad._contracts import AxisName, Comm, PyTree
 from fftgrad._values import check, check_count, plain, value
+from fftgrad.exchanges import _shards
 from fftgrad.ops import _collectives
 from fftgrad.ops._collectives import RING, Collective
 from fftgrad.planning import _text
@@ -158,6 +160,35 @@ def traffic(
     check(same, argument, "send the same in every step", "an exchange that changes by step", remedy)
     always = tuple(c for c in found if not c.branch)
     return always * every + tuple(c for c in found if c.branch)
+
+
+def sent_by(exchange: fg.Exchange, like: PyTree, axes: Mapping[str, int]) -> tuple[Collective, ...]:
+    """The collectives of an exchange for one bucket, along the first axis.
+
+    A trace of `Budget` takes a second, so what follows from `wire_bytes` is not traced.
+    """
+    axis, *_ = axes
+
+    def sent(kind: str, size: int, axis: str = axis) -> Collective:
+        return Collective(kind, "u32", (size // 4,), size, (), False, axes[axis], (axis,))
+
+    if isinstance(exchange, fg.Hierarchical):
+        pieces = _shards.shard_likes(like, exchange.workers)
+        own = 4 * (count(pieces) + 1)  # with a word for a NaN, or for the overflow
+        slow, fast = sent_by(exchange.slow, pieces, axes), str(exchange.fast_axis)
+        there = sent("all-to-all", exchange.workers * own, fast)
+        return there, *slow, sent("all-gather", own, fast)
+    match exchange:
+        case fg.AllGather():
+            return (sent("all-gather", exchange.wire_bytes(like)),)
+        case fg.TwoStage():
+            own = exchange.wire_bytes(like) // (exchange.workers + 1)
+            return sent("all-to-all", own * exchange.workers), sent("all-gather", own)
+        case fg.Eigenbasis():
+            return sent_by(exchange.exchange, like, axes)
+        case _:
+            mean = lambda x: exchange.mean(x, exchange.init(x), Comm.of(axis, 0)).mean  # noqa: E731
+            return _collectives.collectives(mean, axes, like)
 
 
 def count(params: PyTree) -> int:

@@ -46,7 +46,6 @@ def _this_machine_is_kept_in_a_folder_of_the_test(monkeypatch, tmp_path):
 def _candidates_are_made_and_traced_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_plan, "_sent", remembered(_plan._sent))
-        patch.setattr(_plan, "_usual", remembered(_plan._usual))
         usual = remembered(_candidates.candidates)
         patch.setattr(_candidates, "candidates", usual)
         patch.setattr(_plan, "candidates", usual)

@@ -13,7 +13,7 @@ from parallel import train_step
 
 import fftgrad as fg
 from fftgrad.exchanges import _bucketing
-from fftgrad.planning import _candidates, _plan, _timing
+from fftgrad.planning import _candidates, _plan, _predict, _timing
 
 LIKE = {
     "w": jax.ShapeDtypeStruct((400, 500), "float32"),
@@ -372,3 +372,16 @@ def test_all_that_is_compared_of_two_levels_is_hierarchical():
     names = {row.name for row in rows}
     assert {"4 local steps, signs", "4 local steps, two stages, Muon"} <= names
     assert not [name for name in names if "rank" in name]
+
+
+@pytest.mark.parametrize("fast", [1, 2])
+def test_the_collectives_of_the_default_rows_are_those_of_their_trace(fast):
+    axes = {"data": WORKERS} if fast == 1 else {"slow": WORKERS, "fast": fast}
+    told = lambda found: [(c.kind, c.bytes, c.workers, c.axes) for c in found]  # noqa: E731
+    for row in _candidates.candidates(LIKE, WORKERS, fast):
+        exchange = getattr(row.recipe.exchange, "exchange", row.recipe.exchange)
+        bucketing = fg.Bucketing().for_exchange(exchange)
+        (part,) = _bucketing.bucket_likes(LIKE, bucketing)
+        tx = fg.compressed_pmean(exchange, axis_name="data" if fast == 1 else tuple(axes))
+        traced = _predict.traffic("tx", tx, LIKE, axes)
+        assert told(_predict.sent_by(exchange, part, axes)) == told(traced), row.name
