@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import fftgrad as fg
 from fftgrad import planning
 from fftgrad._contracts import PyTree
+from fftgrad._values import check, check_count
 from fftgrad.planning import Link, Plan, _devices, _gradients
 from fftgrad.planning._text import quantity, table, three_digits
 from fftgrad.planning._timing import heavy_tailed, timed
@@ -60,8 +61,12 @@ Run = Callable[[argparse.Namespace], None]
 def plan_command(parser: argparse.ArgumentParser) -> Run:
     model = parser.add_mutually_exclusive_group(required=True).add_argument
     model("--model", metavar="NAME", choices=MODELS, help=f"a Llama: {', '.join(MODELS)}")
+    model("--layers", type=int, metavar="N", help="layers of a Llama, with --width")
     model("--params", metavar="F", help="an .npz file of parameters, to read shapes")
     add = parser.add_argument
+    add("--width", type=int, metavar="N", help="width of the model of --layers")
+    text = "vocabulary of the model of --layers (default: 32000)"
+    add("--vocab", type=int, default=VOCABULARY, metavar="N", help=text)
     text = (
         f"the device that will train: this, {', '.join(_devices.KNOWN)}, or a file that `fftgrad "
         "bench` wrote on one like it (default: this, which is measured once)"
@@ -84,7 +89,12 @@ def plan_command(parser: argparse.ArgumentParser) -> Run:
 
 def run_plan(args: argparse.Namespace) -> None:
     """Print the table of a plan, its answer, and the code of the recommended row."""
-    params = model(args.model) if args.model else planning.load_gradients(args.params).trees[0]
+    both, given = (args.width is None) == (args.layers is None), f"{args.layers} and {args.width}"
+    check(both, "plan(--layers, --width)", "be given together", given, "use both.")
+    if args.params:
+        params = planning.load_gradients(args.params).trees[0]
+    else:
+        params = model(*MODELS.get(args.model, (args.layers, args.width)), args.vocab)
     found = planning.plan(
         params,
         step=args.step,
@@ -108,13 +118,15 @@ MODELS = {
 VOCABULARY = 32_000
 
 
-def model(name: str) -> PyTree:
+def model(layers: int, width: int, vocabulary: int = VOCABULARY) -> PyTree:
     """The shapes of a Llama: 12 width^2 values a layer, an embedding and a head of its size."""
-    layers, width = MODELS[name]
+    check_count("plan(--layers)", layers, "use --layers 24.")
+    check_count("plan(--width)", width, "use --width 2048.")
+    check_count("plan(--vocab)", vocabulary, "use --vocab 32000.")
     hidden, around = 8 * width // 3, {"attention_norm": (width,), "mlp_norm": (width,)}
     layer = dict.fromkeys(("query", "key", "value", "out"), (width, width)) | around
     layer |= {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
-    embeddings = {"embed": (VOCABULARY, width), "lm_head": (width, VOCABULARY)}
+    embeddings = {"embed": (vocabulary, width), "lm_head": (width, vocabulary)}
     shapes = {**embeddings, "layers": [layer] * layers, "norm": (width,)}
     is_shape = lambda node: isinstance(node, tuple)  # noqa: E731
     return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, jnp.float32), shapes, is_leaf=is_shape)

@@ -183,11 +183,16 @@ def from_table(
 
 def orthogonalizing(like: PyTree) -> float:
     """Multiplications and additions of Muon, for all matrices but embeddings and heads."""
+    sides = (sorted(shape) for shape in matrices(like))
+    return float(sum(ITERATIONS * (4 * a * a * b + 2 * a**3) for a, b in sides))
+
+
+def matrices(like: PyTree) -> list[tuple[int, int]]:
+    """The shapes that Muon orthogonalizes."""
     numbers = fg.optimizers.muon_dimensions(like)
     is_leaf = lambda x: x is None or isinstance(x, optax.contrib.MuonDimensionNumbers)  # noqa: E731
     pairs = zip(jax.tree.leaves(like), jax.tree.leaves(numbers, is_leaf=is_leaf), strict=True)
-    sides = [sorted(x.shape) for x, own in pairs if own is not None and len(x.shape) == 2]
-    return float(sum(ITERATIONS * (4 * a * a * b + 2 * a**3) for a, b in sides))
+    return [leaf.shape for leaf, own in pairs if own is not None and len(leaf.shape) == 2]
 
 
 def turning(like: PyTree, largest: int = fg.Eigenbasis(fg.AllReduce()).largest) -> float:

@@ -136,7 +136,7 @@ def test_each_host_has_a_file_of_its_own(monkeypatch):
 @pytest.mark.usefixtures("untimed")
 def test_a_plan_for_an_accelerator_is_made_without_it(monkeypatch, device, model):
     monkeypatch.setattr(_devices, "measured", lambda: pytest.fail("this machine was measured"))
-    like = _commands.model(model)
+    like = _commands.model(*_commands.MODELS[model])
     known = {"step": "1s", "link": LINK, "workers": 16, "device": device}
     found = fg.planning.plan(like, **known)
     assert found == fg.planning.plan(like, **known)
@@ -189,11 +189,11 @@ def test_an_eigenbasis_turns_short_sides_only():
 @pytest.mark.parametrize("name", _commands.MODELS)
 def test_a_named_model_has_about_as_many_parameters_as_its_name_says(name):
     said = float(name[6:-1]) * {"M": 1e6, "B": 1e9}[name[-1]]
-    assert _predict.count(_commands.model(name)) == pytest.approx(said, rel=0.08)
+    assert _predict.count(_commands.model(*_commands.MODELS[name])) == pytest.approx(said, rel=0.08)
 
 
 def test_embeddings_are_not_orthogonalized():
-    model = _commands.model("llama:134M")
+    model = _commands.model(*_commands.MODELS["llama:134M"])
     assert _devices.orthogonalizing(model) == _devices.orthogonalizing(model["layers"])
 
 
