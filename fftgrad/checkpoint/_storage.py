@@ -176,51 +176,40 @@ def restore(
 
 
 def _read(manager: Any, step: int, like: PyTree, missing: Missing) -> _reshard.Resharded:
-    about = _agreed(lambda: _about(manager, step))
+    ocp = orbax()
 
-    def reader(name: str, row: Mapping[str, Any]) -> Callable[[Any], Any]:
-        def checked(sharding: Any) -> Any:
-            if not math.prod(row["shape"]):
-                return np.zeros(row["shape"], row["dtype"])
-            value = _array(manager, step, name, sharding)
-            if _sums.total(value) != row["sum"]:
-                raise ValueError(f"{name} has other bits than the saved ones")
-            return value
+    def part(name: str, args: Any) -> Any:
+        return manager.restore(step, args=ocp.args.Composite(**{name: args}))[name]
 
-        return lambda sharding: _agreed(lambda: checked(sharding))
+    def about() -> dict[str, Any]:
+        found = part(ABOUT, ocp.args.JsonRestore())
+        if found["format"] != FORMAT:
+            raise ValueError(f"format {found['format']}, but this fftgrad reads {FORMAT}")
+        if found != signed(found["leaves"]):
+            raise ValueError("the metadata of its leaves differ from the saved ones")
+        return found["leaves"]
+
+    def array(name: str, row: Mapping[str, Any], sharding: Any) -> Any:
+        if not math.prod(row["shape"]):
+            return np.zeros(row["shape"], row["dtype"])
+        as_it_is = ocp.RestoreArgs(restore_type=np.ndarray)
+        how = {name: as_it_is if sharding is None else ocp.ArrayRestoreArgs(sharding=sharding)}
+        args = ocp.args.PyTreeRestore(item={name: 0}, restore_args=how, partial_restore=True)
+        value = part(ARRAYS, args)[name]
+        if _sums.total(value) != row["sum"]:
+            raise ValueError(f"{name} has other bits than the saved ones")
+        return value
 
     old = {
         name: Leaf(
             Mark(*(row[field] for field in Mark._fields)),
             tuple(row["shape"]),
             row["dtype"],
-            reader(name, row),
+            lambda sharding, name=name, row=row: _agreed(lambda: array(name, row, sharding)),
         )
-        for name, row in about["leaves"].items()
+        for name, row in _agreed(about).items()
     }
     return _reshard.lay_out(old, like, missing, "restore")
-
-
-def _about(manager: Any, step: int) -> Any:
-    about = _part(manager, step, ABOUT, orbax().args.JsonRestore())
-    if about["format"] != FORMAT:
-        raise ValueError(f"format {about['format']}, but this fftgrad reads {FORMAT}")
-    if about != signed(about["leaves"]):
-        raise ValueError("the metadata of its leaves differ from the saved ones")
-    return about
-
-
-def _array(manager: Any, step: int, name: str, sharding: Any) -> Any:
-    as_it_is = orbax().RestoreArgs(restore_type=np.ndarray)
-    how = as_it_is if sharding is None else orbax().ArrayRestoreArgs(sharding=sharding)
-    args = orbax().args.PyTreeRestore(
-        item={name: 0}, restore_args={name: how}, partial_restore=True
-    )
-    return _part(manager, step, ARRAYS, args)[name]
-
-
-def _part(manager: Any, step: int, part: str, args: Any) -> Any:
-    return manager.restore(step, args=orbax().args.Composite(**{part: args}))[part]
 
 
 def _agreed(read: Callable[[], Any]) -> Any:

@@ -70,7 +70,10 @@ def check_copies(arrays: Mapping[str, object], owner: str) -> None:
     """Refuse an array whose copies on two devices of any processes differ."""
     groups: dict[tuple[Any, ...], dict[str, jax.Array]] = {}
     for name, array in arrays.items():
-        if isinstance(array, jax.Array) and array.size and _has_copies(array):
+        if isinstance(array, jax.Array) and array.size:
+            places = array.sharding.devices_indices_map(array.shape).values()
+            if len({*map(str, places)}) == array.sharding.num_devices:
+                continue  # no copies
             if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
                 array = jax.random.key_data(array)
             devices = sorted(array.sharding.device_set, key=lambda device: device.id)
@@ -87,27 +90,17 @@ def check_copies(arrays: Mapping[str, object], owner: str) -> None:
                 check(own == expected, f"{owner}({name})", RULE, got, REMEDY)
 
 
-def _has_copies(array: jax.Array) -> bool:
-    places = {str(place) for place in array.sharding.devices_indices_map(array.shape).values()}
-    return len(places) < array.sharding.num_devices
-
-
 def _stacked(arrays: Iterable[jax.Array], mesh: Mesh) -> list[jax.Array]:
     """View the copies of the devices as rows of one array, without moving data."""
     rows = NamedSharding(mesh, PartitionSpec("copy"))
     out: list[jax.Array] = []
     for array in arrays:
-        own = array if array.ndim else _as_row(array)
+        own = array if array.ndim else jax.jit(jnp.atleast_1d)(array)
         one, *others = own.sharding.shard_shape(own.shape)
         parts = [shard.data for shard in own.addressable_shards]
         shape = (one * mesh.size, *others)
         out.append(jax.make_array_from_single_device_arrays(shape, rows, parts))
     return out
-
-
-@jax.jit
-def _as_row(scalar: jax.Array) -> jax.Array:
-    return scalar.reshape(1)
 
 
 @functools.lru_cache(maxsize=8)

@@ -1,7 +1,7 @@
 """A small convolutional autoencoder for the values at a support."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -82,12 +82,10 @@ class Autoencoder:
     def __post_init__(self) -> None:
         sizes = (*self.encoder, self.code, *self.decoder)
         fine = min(sizes) >= 1 and 0 < len(self.encoder) == len(self.decoder)
-        argument, rule = (
-            "Autoencoder(encoder, code, decoder)",
-            "be positive channels in as many layers",
-        )
+        rule = "be positive channels in as many layers"
         found = f"{self.encoder}, {self.code}, {self.decoder}"
-        check(fine, argument, rule, found, "use (8, 8), 4, (8, 8).")
+        remedy = "use (8, 8), 4, (8, 8)."
+        check(fine, "Autoencoder(encoder, code, decoder)", rule, found, remedy)
         check_key("Autoencoder(seed)", self.seed)
 
     @property
@@ -139,34 +137,17 @@ def _varying(params: PyTree, x: jax.Array) -> dict[str, PyTree]:
     return {"params": jax.tree.map(lambda p: _axes.vary_like(p, x), params)}
 
 
-class Scaled(NamedTuple):
-    """Root mean squares of rows of values, and the rows in these units."""
-
-    size: jax.Array
-    units: jax.Array
-
-
-def scaled(rows: jax.Array) -> Scaled:
-    """Scale each row [..., k] to a root mean square of 1, the range of the network."""
+def scaled(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the root mean square of each row [..., k], and the rows in these units."""
     flat = rows.reshape(-1, rows.shape[-1])
     _, length = _quantizers.row_norms(flat)
     size = length * rows.shape[-1] ** -0.5
     units = _quantizers.in_units(flat, size[:, None], 1.0)
-    return Scaled(size.reshape(rows.shape[:-1]), units.reshape(rows.shape))
-
-
-def innovation(units: jax.Array, base: jax.Array, pick: TopK) -> jax.Array:
-    """Select the largest differences between each worker's values and the decoded code."""
-
-    def of(row: jax.Array) -> jax.Array:
-        payload = pick.compress(row, (), Step()).payload
-        return pick.decompress(payload, row, Step())
-
-    return jax.vmap(of)(units - base)
+    return size.reshape(rows.shape[:-1]), units.reshape(rows.shape)
 
 
 def loss(
-    net: Autoencoder, params: PyTree, rows: Scaled, lead: jax.Array | int, pick: TopK | None
+    net: Autoencoder, params: PyTree, rows: jax.Array, lead: jax.Array | int, pick: TopK | None
 ) -> tuple[jax.Array, jax.Array]:
     """Return half of the squared error of the decoded rows plus half of the variance of the codes.
 
@@ -174,21 +155,25 @@ def loss(
     mean of the rows is decoded from the mean of their codes. Rows of zeros have weight 0. The
     second result is the relative error of the decoded rows.
     """
-    k = rows.units.shape[-1]
-    share = rows.size / _quantizers.divisor(_finite.largest(rows.size))
+    k, (size, units) = rows.shape[-1], scaled(rows)
+    share = size / _quantizers.divisor(_finite.largest(size))
     if pick is not None:
         share = (share > 0).astype(jnp.float32)
     share = (share / _quantizers.divisor(jnp.sum(share)))[:, None]
-    codes = net.encode(params, rows.units)
+    codes = net.encode(params, units)
     center = jnp.tensordot(share[:, 0], codes, 1)
     apart = jnp.sum(share[:, 0] * jnp.mean(jnp.square(codes - center[None]), (1, 2)))
     if pick is None:
-        wanted = jnp.sum(share * rows.units, 0, keepdims=True)
+        wanted = jnp.sum(share * units, 0, keepdims=True)
         found, share = net.decode(params, center, k)[None], jnp.ones((1, 1))
     else:
-        wanted = rows.units
+        wanted = units
         base = net.decode(params, codes[lead], k)[None]
-        lacks = lax.stop_gradient(innovation(wanted, base, pick))
+
+        def picked(row: jax.Array) -> jax.Array:
+            return pick.decompress(pick.compress(row, (), Step()).payload, row, Step())
+
+        lacks = lax.stop_gradient(jax.vmap(picked)(wanted - base))
         found = base + net.weight(params) * lacks
     wrong = jnp.sum(share * jnp.square(found - wanted)) / k
     energy = jnp.sum(share * jnp.square(wanted)) / k
@@ -211,14 +196,10 @@ def learn(
     """
     # Otherwise JAX would sum the gradient over another axis of the mesh.
     params = jax.tree.map(lambda p: _axes.vary_like(p, values), params)
-    rows = scaled(values)
-
-    def of(params: PyTree) -> tuple[jax.Array, jax.Array]:
-        return loss(net, params, rows, lead, pick)
-
-    (_, error), gradient = jax.value_and_grad(of, has_aux=True)(params)
+    of = jax.value_and_grad(loss, 1, has_aux=True)
+    (_, error), gradient = of(net, params, values, lead, pick)
     length = optax.tree.norm(gradient)
     factor = rate / jnp.maximum(length, 1.0)
     moved = jax.tree.map(lambda p, g: p - factor * g, params, gradient)
     fine = _finite.all_finite(moved) & jnp.isfinite(error)
-    return jax.tree.map(lambda new, old: jnp.where(fine, new, old), moved, params), error
+    return optax.tree.where(fine, moved, params), error

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import optax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, PyTree
+from fftgrad._contracts import AxisName
 from fftgrad._values import check_count, check_transformation
 from fftgrad.contrib import _links
 from fftgrad.contrib._links import Gossip, Weights
@@ -23,7 +23,7 @@ from fftgrad.exchanges._shards import PerWorker, add_worker_axis, drop_worker_ax
 from fftgrad.ops import _count, _finite
 from fftgrad.training._gradients import checked_like
 
-__all__ = ["beer", "choco_sgd", "consensus_distance", "largest_gamma", "ring", "torus"]
+__all__ = ["beer", "choco_sgd", "largest_gamma", "ring", "torus"]
 
 
 def ring(workers: int) -> Weights:
@@ -331,29 +331,3 @@ def beer(
         return moves, BeerState(_count.next_step(state.step), *rows, neighbors)
 
     return optax.GradientTransformationExtraArgs(init, _axes.without_explicit(update))
-
-
-def consensus_distance(params: PyTree) -> jax.Array:
-    """Function: compute the root mean square distance of the workers' parameters from their mean.
-
-    √(Σ_i ||x_i - x̄||² / w), with x_i the parameters of worker i of w, and x̄ their mean. The
-    distance is NaN if a value is not finite. Compare the distance with ||x̄||.
-
-    Args:
-      params: the parameters of all workers, each leaf with a leading axis of workers.
-
-    Returns:
-      float32[].
-
-    Wire: the collectives of XLA for a mean over a sharded axis.
-
-    Example:
-      >>> rows = {"w": jnp.array([[0.0, 1.0], [2.0, 1.0]])}
-      >>> fg.contrib.gossip.consensus_distance(rows).item()
-      1.0
-    """
-    rows = _links.wide(params)
-    workers = next((len(leaf) for leaf in jax.tree.leaves(rows)), 1)
-    apart = jax.tree.map(lambda a: a - jnp.mean(a, axis=0, keepdims=True), rows)
-    unit = _finite.unit_for(_finite.top(apart))
-    return unit * jnp.sqrt(_finite.square(apart, unit) / workers)

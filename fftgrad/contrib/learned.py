@@ -219,7 +219,7 @@ class LearnedCodes(Exchange):
         """Broadcast the code of the leader's values, and gather the innovations of all workers."""
         net, pick = self.autoencoder, self._pick(turn.codec, turn.likes)
         own = jnp.concatenate([turn.payloads[i].main for i in _chosen(turn.codec)])
-        code = net.encode(params, _autoencoder.scaled(own).units).astype(CODE_DTYPE)
+        code = net.encode(params, _autoencoder.scaled(own)[1]).astype(CODE_DTYPE)
         sides, words = turn.agree(_wire.to_words(code))
         code = _wire.from_words(words, jax.ShapeDtypeStruct(code.shape, code.dtype))
         values = turn.at(sides)

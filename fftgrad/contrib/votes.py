@@ -116,11 +116,6 @@ class TopVotes(Exchange):
     def init(self, like: PyTree) -> State:
         return self._gather.init(like)
 
-    def votes(self, like: PyTree) -> int:
-        """Return the number of votes of a worker for all parts together."""
-        parts = _parts.vector_likes(like)
-        return sum(_top_k.kept(self.fraction, self.k, part.shape[0]) for part in parts)
-
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         _axes.check_workers("TopVotes", self.workers, comm.axis_name)
         if self.sigma:
@@ -317,7 +312,8 @@ def sensitivity(votes: TopVotes, like: PyTree, *, bucketing: Bucketing = Bucketi
       Wang et al., CCS 2021, arXiv:2103.11109.
     """
     buckets = _bucketing.bucket_likes(like, bucketing.for_exchange(votes))
-    return math.sqrt(4 * sum(map(votes.votes, buckets)))
+    parts = [part for bucket in buckets for part in _parts.vector_likes(bucket)]
+    return math.sqrt(4 * sum(_top_k.kept(votes.fraction, votes.k, p.shape[0]) for p in parts))
 
 
 def epsilon(

@@ -17,7 +17,7 @@ from fftgrad.islands._keys import Who
 from fftgrad.islands._model import Model, Outer, Programs, Tree
 from fftgrad.islands._objects import Contribution, DamagedError, Manifest
 from fftgrad.islands._residual import Change, Ledger, Residual
-from fftgrad.islands._round import Anchor, AnchorReader, Gathering
+from fftgrad.islands._round import Anchor, Gathering
 from fftgrad.islands._run import Settings
 from fftgrad.islands._store import Clock, Create, List, Steps, Wait
 from fftgrad.memories import ErrorFeedback
@@ -61,28 +61,23 @@ class Member:
         self._is_written = True  # True if the store has the last contribution
         self._former = residual
         self._model = model.digest
-        self._reader = AnchorReader(model, outer)
         self._alone = -1  # the round that it may close with an anchor in the minority
 
     def start(self, params: Tree) -> Steps[None]:
         """Join the run of the store, or begin one with these parameters."""
-        first = self._compile(params)  # before any write, because the codec may not fit
+        # Before any write, because the codec may not fit.
+        first = _round.first_anchor(params, self.programs)
+        state = first.params, first.outer
+        self.programs.try_out(self.ledger.memory, state, self.settings.islands)
         self.run = yield from _run.enter_run(self.model, self.settings, secrets.token_hex(16))
         _residual.check_run(self._former, self.run)
         deadline = self.settings.deadline
-        self.take((yield from _round.enter_anchor(self._reader, first, deadline, self.tell)))
+        self.take((yield from _round.enter_anchor(self.programs, first, deadline, self.tell)))
         yield from self.catch_up()
         self.who = yield from _run.claim_name(self.who.island)
         yield from self.catch_up()
         yield from self._recall()
         self.free = yield Clock()
-
-    def _compile(self, params: Tree) -> Anchor:
-        """Compile the programs, and return the first anchor of a new run."""
-        first = _round.first_anchor(params, self.programs)
-        state = first.params, first.outer
-        self.programs.try_out(self.ledger.memory, state, self.settings.islands)
-        return first
 
     def _recall(self) -> Steps[None]:
         """Load the residual of an earlier start, after its last round has closed."""
@@ -194,7 +189,11 @@ class Member:
         )
         if manifest is None:
             if now > self.gathering.end + OVERDUE * self.settings.deadline:
-                yield from self.compute_again()
+                # From the newest intact anchor and the manifests since.
+                found, _ = yield from _round.newest_anchor(self.programs)
+                if found is not None:
+                    self.take(found)
+                    yield from self.catch_up()
                 self._alone = number
             return
         yield from _run.check_run(self.run)
@@ -257,14 +256,7 @@ class Member:
         if before is not None:
             self.gathering.hand_in(before.handed, before.trained)
 
-    def compute_again(self) -> Steps[None]:
-        """Recompute the anchor from the newest intact one and the manifests since."""
-        found, _ = yield from _round.newest_anchor(self._reader)
-        if found is not None:
-            self.take(found)
-            yield from self.catch_up()
-
     def _take_newer(self) -> Steps[None]:
         """Wait for an anchor of a later round, and continue from it."""
         number, deadline = self.anchor.round, self.settings.deadline
-        self.take((yield from _round.later_anchor(self._reader, number, deadline, self.tell)))
+        self.take((yield from _round.later_anchor(self.programs, number, deadline, self.tell)))

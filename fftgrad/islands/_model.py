@@ -38,23 +38,17 @@ class Model:
     """Paths, shapes and dtypes of the parameters of a program."""
 
     structure: Any
-    paths: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...]
+    leaves: tuple[tuple[str, tuple[int, ...], str], ...]  # path, shape and dtype of each
 
     @classmethod
     def of(cls, params: PyTree) -> "Model":
         _bucketing.check_tree("Island", "params", params)
-        found = by_path(params)
-        shapes = tuple(tuple(leaf.shape) for leaf in found.values())
-        dtypes = tuple(str(leaf.dtype) for leaf in found.values())
-        return cls(jax.tree.structure(params), tuple(found), shapes, dtypes)
+        return cls(jax.tree.structure(params), _leaves_of(params))
 
     @property
     def described(self) -> list[list[Any]]:
         """Paths, shapes and dtypes of the leaves for JSON, in the order of the paths."""
-        rows = zip(self.paths, self.shapes, self.dtypes, strict=True)
-        return sorted([path, list(shape), dtype] for path, shape, dtype in rows)
+        return sorted([path, list(shape), dtype] for path, shape, dtype in self.leaves)
 
     @property
     def digest(self) -> str:
@@ -65,37 +59,33 @@ class Model:
     @property
     def likes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes of a `Tree` of this model."""
-        return {
-            path: jax.ShapeDtypeStruct(shape, jnp.float32)
-            for path, shape in sorted(zip(self.paths, self.shapes, strict=True))
-        }
+        return {p: jax.ShapeDtypeStruct(shape, jnp.float32) for p, shape, _ in sorted(self.leaves)}
 
     def check(self, params: PyTree) -> None:
         """Refuse parameters of other paths, shapes or dtypes."""
-        leaves = by_path(params).items()
-        found = [(path, np.shape(leaf), str(leaf.dtype)) for path, leaf in leaves]
-        wanted = [*zip(self.paths, self.shapes, self.dtypes, strict=True)]
-        odd = [row for row in found if row not in wanted] or found
+        found = _leaves_of(params)
+        odd = [leaf for leaf in found if leaf not in self.leaves] or [*found]
         rule, remedy = "have the leaves of Island(params)", "pass the parameters of the island."
-        check(found == wanted, "Island.step(params)", rule, brief(odd), remedy)
+        check(found == self.leaves, "Island.step(params)", rule, brief(odd), remedy)
 
     def to_host(self, params: PyTree) -> Tree:
         """Copy the parameters to the host. They may be donated or moved afterwards."""
-        leaves = [_to_host(leaf) for leaf in jax.tree.leaves(params)]
-        return dict(sorted(zip(self.paths, leaves, strict=True)))
+        return {path: _to_host(leaf) for path, leaf in sorted(by_path(params).items())}
 
     def as_held(self, tree: Tree) -> Tree:
         """Round the leaves to the dtypes of the program."""
-        dtypes = dict(zip(self.paths, self.dtypes, strict=True))
-        return {path: leaf.astype(dtypes[path]).astype(np.float32) for path, leaf in tree.items()}
+        return {p: tree[p].astype(dtype).astype(np.float32) for p, _, dtype in sorted(self.leaves)}
 
     def to_params(self, tree: Tree, like: PyTree) -> PyTree:
         """Return the parameters of the program, with the shardings and dtypes of `like`."""
-        leaves = [
-            _to_devices(tree[path], leaf)
-            for path, leaf in zip(self.paths, jax.tree.leaves(like), strict=True)
-        ]
+        pairs = zip(self.leaves, jax.tree.leaves(like), strict=True)
+        leaves = [_to_devices(tree[path], leaf) for (path, *_), leaf in pairs]
         return jax.tree.unflatten(self.structure, leaves)
+
+
+def _leaves_of(params: PyTree) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+    leaves = by_path(params).items()
+    return tuple((path, np.shape(leaf), str(leaf.dtype)) for path, leaf in leaves)
 
 
 def _to_host(leaf: Any) -> Any:
@@ -165,7 +155,7 @@ class Programs:
         return cls(tuple((path, like.shape) for path, like in model.likes.items()), *args)
 
     @functools.cached_property
-    def _like(self) -> dict[str, jax.ShapeDtypeStruct]:
+    def like(self) -> dict[str, jax.ShapeDtypeStruct]:
         return {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in self.shapes}
 
     @property
@@ -175,7 +165,7 @@ class Programs:
     @functools.cached_property
     def _buckets(self) -> list[tuple[Parts, Likes]]:
         """Codecs and shapes of the parts of each bucket."""
-        buckets = _bucketing.bucket_likes(self._like, self._bucketing)
+        buckets = _bucketing.bucket_likes(self.like, self._bucketing)
         codec = self.exchange.codec
         return [(_parts.codec_of(codec, bucket), _parts.vector_likes(bucket)) for bucket in buckets]
 
@@ -230,7 +220,7 @@ class Programs:
         This also raises the error of a codec that does not fit the parameters.
         """
         with on_host():
-            kept = memory.init(self._like)
+            kept = memory.init(self.like)
         nothing = {path: np.zeros(shape, np.float32) for path, shape in self.shapes}
         payloads, *_ = self.compress(memory, nothing, kept, self.init(), 0, 0)
         payloads = self.from_bytes(self.to_bytes(payloads))

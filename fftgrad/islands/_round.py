@@ -14,12 +14,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fftgrad._contracts import Like, PyTree
+from fftgrad._contracts import PyTree
 from fftgrad._values import check
 from fftgrad.exchanges._parts import Payloads
 from fftgrad.islands import _keys, _objects
 from fftgrad.islands._keys import Who
-from fftgrad.islands._model import Array, Model, Outer, Programs, Tree, on_host
+from fftgrad.islands._model import Array, Programs, Tree, on_host
 from fftgrad.islands._objects import Contribution, DamagedError, Entry, Manifest, Refusal
 from fftgrad.islands._run import Settings
 from fftgrad.islands._store import Clock, Create, Delete, List, Read, Steps, Wait, settle
@@ -84,23 +84,17 @@ def next_anchor(
     return make_anchor(before.round + 1, *state, manifest.expected)
 
 
-class AnchorReader:
-    """Reader of the anchors of a model and an outer optimizer."""
-
-    def __init__(self, model: Model, outer: Outer) -> None:
-        state = jax.eval_shape(outer(1.0).init, model.likes)  # shapes are equal for all rates
-        likes, self._structure = jax.tree.flatten((model.likes, state))
-        self._likes: list[Like] = likes
-
-    def read(self, data: bytes) -> Anchor:
-        """Read the anchor of an object; raise `DamagedError` for other bytes or shapes."""
-        header, blobs = _objects.unpack(ANCHOR, data)
-        if header["leaves"] != [[str(like.dtype), list(like.shape)] for like in self._likes]:
-            raise DamagedError("anchor of other parameters, or of another outer optimizer")
-        pairs = zip(blobs, self._likes, strict=True)
-        leaves = [np.frombuffer(blob, like.dtype).reshape(like.shape) for blob, like in pairs]
-        params, state = jax.tree.unflatten(self._structure, leaves)
-        return make_anchor(header["round"], params, state, header["expected"])
+def read_anchor(data: bytes, programs: Programs) -> Anchor:
+    """Read the anchor of an object; raise `DamagedError` for other bytes or shapes."""
+    header, blobs = _objects.unpack(ANCHOR, data)
+    own = programs.like, jax.eval_shape(programs.outer(programs.rate).init, programs.like)
+    likes, structure = jax.tree.flatten(own)
+    if header["leaves"] != [[str(like.dtype), list(like.shape)] for like in likes]:
+        raise DamagedError("anchor of other parameters, or of another outer optimizer")
+    pairs = zip(blobs, likes, strict=True)
+    leaves = [np.frombuffer(blob, like.dtype).reshape(like.shape) for blob, like in pairs]
+    params, state = jax.tree.unflatten(structure, leaves)
+    return make_anchor(header["round"], params, state, header["expected"])
 
 
 ANCHORS_KEPT = 2
@@ -116,7 +110,7 @@ def anchor_numbers() -> Steps[list[int]]:
 
 
 def newest_anchor(
-    reader: AnchorReader, after: int = -1
+    programs: Programs, after: int = -1
 ) -> Steps[tuple[Anchor | None, DamagedError | None]]:
     """Return the newest intact anchor after a round, and the damage of a newer one, if any."""
     problem: DamagedError | None = None
@@ -126,14 +120,14 @@ def newest_anchor(
         data = yield Read(_keys.anchor(number))
         try:
             if data is not None:
-                return reader.read(data), problem
+                return read_anchor(data, programs), problem
         except DamagedError as error:
             problem = error
     return None, problem
 
 
 def later_anchor(
-    reader: AnchorReader, after: int, deadline: float, tell: Callable[[str], None]
+    programs: Programs, after: int, deadline: float, tell: Callable[[str], None]
 ) -> Steps[Anchor]:
     """Wait for an anchor after a round that this island cannot compute.
 
@@ -141,7 +135,7 @@ def later_anchor(
     """
     seen: set[str] = set()
     end = (yield Clock()) + PATIENCE * deadline
-    while (found := (yield from newest_anchor(reader, after))[0]) is None:
+    while (found := (yield from newest_anchor(programs, after))[0]) is None:
         now = set((yield List(_keys.ROUNDS, _keys.round_folder(max(0, after))))) - seen
         if now:
             seen |= now
@@ -156,16 +150,16 @@ def later_anchor(
 
 
 def enter_anchor(
-    reader: AnchorReader, first: Anchor, deadline: float, tell: Callable[[str], None]
+    programs: Programs, first: Anchor, deadline: float, tell: Callable[[str], None]
 ) -> Steps[Anchor]:
     """Return the newest anchor of a run. A run without anchors begins with `first`."""
-    found, problem = yield from newest_anchor(reader)
+    found, problem = yield from newest_anchor(programs)
     if found is None and problem is None:
         if (yield Read(_keys.manifest(0))) is None:
             data = yield from settle(_keys.anchor(0), first.to_bytes())
-            found = reader.read(data)
+            found = read_anchor(data, programs)
         else:  # anchors were removed, or are not listed yet
-            found = yield from later_anchor(reader, -1, deadline, tell)
+            found = yield from later_anchor(programs, -1, deadline, tell)
     remedy = "pass the outer optimizer of the run, or use another folder."
     rule = "have an anchor that is intact and fits"
     check(found is not None, "Island(store)", rule, f"another ({problem})", remedy)

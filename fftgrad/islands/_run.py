@@ -1,7 +1,5 @@
 """Agreements of a run: run.json with the model and the settings, and the names of islands."""
 
-from typing import Any
-
 from fftgrad._values import check, check_count, check_kind, check_within, value
 from fftgrad.exchanges import AllGather
 from fftgrad.islands import _keys, _objects
@@ -53,17 +51,13 @@ class Settings:
         check_within("Settings(deadline)", self.deadline, "(0, 604800]", "use 60.0.")
         check_within("Settings(limit)", self.limit, "[1, inf)", "use 10.0.")
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the settings for JSON, with the exchange as text."""
-        return vars(self) | {"exchange": repr(self.exchange)}
-
 
 def enter_run(model: Model, settings: Settings, own: str) -> Steps[bytes]:
     """Begin or join the run of a store; return the bytes of run.json.
 
     The id `own` of a new run distinguishes it from earlier runs of the store.
     """
-    mine = settings.as_dict()
+    mine = vars(settings) | {"exchange": repr(settings.exchange)}
     about = {"id": own, "model": model.described, "settings": mine}
     try:
         data = yield from settle(_keys.RUN, _objects.pack_json(about))
@@ -79,7 +73,7 @@ def enter_run(model: Model, settings: Settings, own: str) -> Steps[bytes]:
         ) from None
     rule = f"have the {len(run['model'])} leaves of the run"
     odd = [row for row in model.described if row not in run["model"]][:4]
-    found = f"{len(model.paths)}, of which the run lacks {odd}"
+    found = f"{len(model.leaves)}, of which the run lacks {odd}"
     same = run["model"] == model.described
     check(same, "Island(params)", rule, found, "use another folder.")
     same, rule = run["settings"] == mine, f"be those of the run, {run['settings']}"

@@ -144,9 +144,14 @@ class FolderStore:
     """
 
     def __init__(self, url: str, make: bool = True) -> None:
-        self._root = (
-            _path(url) if scheme_of(url) else local_path("open_store(url)", url)
-        ).absolute()
+        if scheme_of(url):
+            parts = urlsplit(url)
+            if parts.netloc or not parts.path.strip("/"):
+                raise _url_error(url, "no path of a folder")
+            root = pathlib.Path(os.fsdecode(unquote_to_bytes(parts.path)))  # need not be UTF-8
+        else:
+            root = local_path("open_store(url)", url)
+        self._root = root.absolute()
         try:
             if make:
                 self._root.mkdir(parents=True, exist_ok=True)
@@ -206,14 +211,6 @@ class FolderStore:
         self._make(folder.parent)
         folder.mkdir(exist_ok=True)
         _sync(folder.parent)
-
-
-def _path(url: str) -> pathlib.Path:
-    """Return the path of a file URL, which need not be UTF-8."""
-    parts = urlsplit(url)
-    if parts.netloc or not parts.path.strip("/"):
-        raise _url_error(url, "no path of a folder")
-    return pathlib.Path(os.fsdecode(unquote_to_bytes(parts.path)))
 
 
 def _sync(folder: pathlib.Path) -> None:

@@ -5,7 +5,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import optax
@@ -15,95 +15,18 @@ from fftgrad._contracts import AxisName, PyTree
 from fftgrad._values import check, check_choice, check_count, check_kind, check_within, plain, value
 from fftgrad.exchanges._bucketing import BUCKET_LIMIT
 from fftgrad.exchanges._recipe import recipe_of
-from fftgrad.planning._predict import FAST
 
-Loss = Literal["as dense", "close", "check", "worse", "not measured"]
-"""The class of the loss in runs of small models: yours may differ."""
-
-
+Loss = Literal["as dense", "close", "check", "not measured"]
+"""The class of the loss in runs of small models, by the bounds in docs/plan.md."""
 STEPS: dict[Loss, float] = {
     "as dense": 1.0,
     "close": 1.2,  # 1.03 ** (1 / 0.18)
     "check": 1.5,  # 1.08 ** (1 / 0.18)
-    "worse": 2.0,
     "not measured": 2.0,
 }
 """Steps to dense's loss, in units of dense's steps, for the highest loss of a class.
 
 A language model's loss fell as steps^-0.18 from 200 to 2,000 steps."""
-
-
-class HeldOut(NamedTuple):
-    """The loss after 1,000 steps, in per cent above the better of dense Adam and dense Muon.
-
-    Of tasks that no setting was chosen on, with 8 workers: `benchmarks/held_out.py`.
-    """
-
-    mean: float  # over the tasks
-    worst: float  # of them
-    ratio: float | None = None  # most times fewer bytes, if that depends on the model's shapes
-    tasks: int = 4  # with two seeds each; a single task has one seed
-
-    @property
-    def kind(self) -> Loss:
-        """Class of the mean. One task is no evidence for others, so its best class is "check"."""
-        if self.mean <= 3 and self.tasks > 1:
-            return "as dense" if self.mean <= 1 else "close"
-        return "check" if self.mean <= 8 else "worse"
-
-
-class Tuned(NamedTuple):
-    """The loss after 200 steps beside dense's, on the tasks that settings were chosen on.
-
-    Such results do not transfer to other models, so the best class is "check".
-    """
-
-    loss: float  # of a language model, in per cent above dense's
-    accuracy: float  # of a network on digits, in points below dense's
-    # as `loss`, after 2,000 steps, or else 400; None if there was no such run
-    later: float | None = None
-
-    @property
-    def kind(self) -> Loss:
-        """To check within 8 % and two points."""
-        loss = self.loss if self.later is None else max(self.loss, self.later)
-        return "check" if loss <= 8 and self.accuracy <= 2 else "worse"
-
-
-class Longer(NamedTuple):
-    """Steps to dense's loss, in units of dense's steps, in `benchmarks/slow_network`."""
-
-    steps: float
-
-    @property
-    def kind(self) -> Loss:
-        """At best to check, because settings were chosen on the model and its rate."""
-        return "check" if self.steps <= 1.5 else "worse"
-
-
-SEEN: dict[str, HeldOut | Tuned | Longer] = {
-    "two stages 25x, Muon": HeldOut(1.4, 6.1),
-    "eigenbasis 50x, Muon": HeldOut(1.0, 3.1),
-    "4 local steps of Muon, 25x": HeldOut(3.0, 6.0),
-    "4 local steps, two stages, Muon": HeldOut(3.2, 3.2, tasks=1),
-    "PowerSGD 4, Muon": HeldOut(2.8, 6.4, 19.0),
-    "PowerSGD rank 4": HeldOut(3.3, 6.8, 19.0),
-    "QSGD 4 bits": Tuned(0.4, -0.3),
-    "TernGrad, shared scale": Tuned(1.3, 0.0),
-    "EDEN 1 bit (DRIVE)": Tuned(0.7, 0.0, 2.7),
-    "random-k 10 %": Tuned(-0.3, 0.1),
-    "ACP-SGD rank 4": Tuned(2.3, 0.3),
-    "shared top-k 4 %": Tuned(1.4, 0.6),
-    "top-k 4 %, 4 bits": Tuned(-0.9, 0.3, 2.6),
-    "DCT 64, 4 %, 4 bits": Tuned(-2.0, 0.6, 0.5),
-    "two stages, top-k 4 %, 4 bits": Tuned(0.4, 0.1, 5.4),
-    "signs, two stages": Longer(1.4),
-    "2 bits, two stages": Longer(1.13),
-    "4 local steps, signs": Longer(1.2),
-}
-"""Of each candidate that is not dense: two seeds, or one after 2,000 steps and of a single task."""
-
-
 LATE = functools.partial(fg.optimizers.feedback_adam, lead=1.0)
 """The settings of rows that no held-out task has trained."""
 LED = functools.partial(fg.optimizers.feedback_adam, lead=0.3)
@@ -126,7 +49,7 @@ class Candidate:
         local steps the optimizer of a worker, such as `optax.contrib.muon`.
       loss: class of its final loss.
       steps: steps to dense's loss, in units of dense's steps. The default is that of the class:
-        1 as dense, 1.2 close, 1.5 check, 2 worse or not measured.
+        1 as dense, 1.2 close, 1.5 check, 2 not measured.
       ratio: most times fewer bytes than float32 with which the loss was measured, for an exchange
         whose ratio depends on the model. Beyond twice that ratio a close loss is one to check.
 
@@ -219,9 +142,7 @@ def check_rows(rows: Sequence[Candidate]) -> tuple[Candidate, ...]:
     return tuple(rows)
 
 
-def candidates(
-    like: PyTree, workers: int, fast: int = 1, fast_axis: str = FAST
-) -> tuple[Candidate, ...]:
+def candidates(like: PyTree, workers: int, fast: int = 1) -> tuple[Candidate, ...]:
     """Function: list the default rows of a plan: dense, every family that fits, and local steps.
 
     To compare your own with them: `fg.planning.plan(..., rows=[*fg.planning.candidates(params,
@@ -230,8 +151,7 @@ def candidates(
     Args:
       like: the gradient, or its shapes. Low ranks need matrices, and no fast links.
       workers: number of workers along the slow axis.
-      fast: number of workers that fast links join in a group.
-      fast_axis: the name of their axis.
+      fast: number of workers that fast links, the axis "fast", join in a group.
 
     Returns:
       The rows, of which the first is dense float32.
@@ -248,54 +168,49 @@ def candidates(
     filled = fg.Recipe(fg.TwoStage(fg.Budget(ratio=25), workers), feedback)
     four_bits = fg.TwoStage(fg.chain(fg.TopK(0.04), fg.LogQuantizer(bits=4)), workers)
     picked = fg.Recipe(four_bits, decayed)
+    tried = functools.partial(Candidate, loss="check")
     rows = [
         Candidate("dense float32", fg.AllReduce(), dense=True, loss="as dense"),
         Candidate("dense bfloat16", halves, dense=True, loss="as dense"),
-        _row("QSGD 4 bits", fg.methods.qsgd(bits=4)),
-        _row("EDEN 1 bit (DRIVE)", fg.methods.eden()),
-        _row("TernGrad, shared scale", fg.methods.terngrad(workers=workers)),
-        _row("random-k 10 %", fg.methods.random_k(0.1), optimizer=LATE),
-        _row("shared top-k 4 %", fg.Recipe(fg.LeaderTopK(fg.TopK(0.04)), decayed), optimizer=LATE),
-        _row("top-k 4 %, 4 bits", top_k(0.04, 4, memory=decayed), optimizer=LATE),
-        _row("two stages, top-k 4 %, 4 bits", picked, optimizer=LATE),
-        _row("DCT 64, 4 %, 4 bits", top_k(0.04, 4, transform=dct, memory=decayed), optimizer=LATE),
-        _row("two stages 25x, Muon", filled, optimizer=MUON),
-        _row("signs, two stages", signs, optimizer=LATE),
-        _row("2 bits, two stages", fg.Recipe(two_bits, fg.ErrorFeedback(decay=0.9))),
-        _row("4 local steps, signs", signs, every=4),
+        tried("QSGD 4 bits", fg.methods.qsgd(bits=4)),
+        tried("EDEN 1 bit (DRIVE)", fg.methods.eden()),
+        tried("TernGrad, shared scale", fg.methods.terngrad(workers=workers)),
+        tried("random-k 10 %", fg.methods.random_k(0.1), optimizer=LATE),
+        tried("shared top-k 4 %", fg.Recipe(fg.LeaderTopK(fg.TopK(0.04)), decayed), optimizer=LATE),
+        tried("top-k 4 %, 4 bits", top_k(0.04, 4, memory=decayed), optimizer=LATE),
+        tried("two stages, top-k 4 %, 4 bits", picked, optimizer=LATE),
+        tried("DCT 64, 4 %, 4 bits", top_k(0.04, 4, transform=dct, memory=decayed), optimizer=LATE),
+        Candidate("two stages 25x, Muon", filled, optimizer=MUON, loss="close"),
+        tried("signs, two stages", signs, optimizer=LATE, steps=1.4),
+        tried("2 bits, two stages", fg.Recipe(two_bits, fg.ErrorFeedback(decay=0.9)), steps=1.13),
+        tried("4 local steps, signs", signs, every=4, steps=1.2),
     ]
     # A larger one is cut, and dense to those that look for low ranks.
     shapes = [leaf.shape for leaf in jax.tree.leaves(like) if len(leaf.shape) >= 2]
     matrices = any(math.prod(shape) <= BUCKET_LIMIT for shape in shapes)
     sides = {side for shape in shapes for side in (math.prod(shape[:-1]), shape[-1])}
     if matrices:
-        local = functools.partial(_row, every=4, optimizer=LOCAL_MUON)
+        local: Any = {"every": 4, "optimizer": LOCAL_MUON}
         own = fg.Recipe(fg.AllGather(fg.Budget(ratio=25)), feedback)
         both = fg.Recipe(fg.TwoStage(fg.Budget(ratio=12.5), workers), feedback)
-        rows += [local("4 local steps of Muon, 25x", own)]
-        rows += [local("4 local steps, two stages, Muon", both)]
+        rows += [Candidate("4 local steps of Muon, 25x", own, **local, loss="close")]
+        rows += [tried("4 local steps, two stages, Muon", both, **local)]
     if matrices and fast == 1:
         power_sgd = fg.methods.power_sgd(4)
         turned = fg.Eigenbasis(fg.TwoStage(fg.Budget(ratio=50), workers))
         if any(1 < side <= turned.largest for side in sides):  # it leaves longer sides as they are
-            rows.append(_row("eigenbasis 50x, Muon", fg.Recipe(turned, feedback), optimizer=MUON))
+            own = fg.Recipe(turned, feedback)
+            rows.append(Candidate("eigenbasis 50x, Muon", own, optimizer=MUON, loss="as dense"))
         rows += [
-            _row("PowerSGD 4, Muon", power_sgd, optimizer=MUON),
-            _row("PowerSGD rank 4", power_sgd, optimizer=LED),
-            _row("ACP-SGD rank 4", fg.methods.acp_sgd(4), optimizer=LATE),
+            Candidate("PowerSGD 4, Muon", power_sgd, optimizer=MUON, loss="close", ratio=19.0),
+            tried("PowerSGD rank 4", power_sgd, optimizer=LED),
+            tried("ACP-SGD rank 4", fg.methods.acp_sgd(4), optimizer=LATE),
         ]
     if fast == 1:
         return tuple(rows)
-    over = functools.partial(fg.Hierarchical, fast_axis, fast)  # which averages a group exactly
+    over = functools.partial(fg.Hierarchical, "fast", fast)  # which averages a group exactly
     return tuple(
         dataclasses.replace(row, method=over(slow=row.recipe.exchange, memory=row.recipe.memory))
         for row in rows
         if row.recipe.bucketing == fg.Bucketing()
     )
-
-
-def _row(name: str, recipe: fg.Recipe, **options: Any) -> Candidate:
-    """A candidate with its loss and its steps from `SEEN`."""
-    seen = SEEN[name]
-    options |= {key: getattr(seen, key, None) for key in ("steps", "ratio")}
-    return Candidate(name, recipe, loss=seen.kind, **options)

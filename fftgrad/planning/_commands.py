@@ -10,7 +10,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +19,8 @@ from fftgrad import planning
 from fftgrad._contracts import PyTree
 from fftgrad._values import check, check_count
 from fftgrad.planning import Link, Plan, _devices, _gradients
-from fftgrad.planning._predict import Algorithm
-from fftgrad.planning._text import parse_count, quantity, table, three_digits
-from fftgrad.planning._timing import Task, Timed, heavy_tailed, timed_in_turn
+from fftgrad.planning._text import quantity, table, three_digits
+from fftgrad.planning._timing import heavy_tailed, timed
 
 DESCRIPTION = """\
 Compressed gradient exchange: predict whether it pays, choose a method, analyze
@@ -48,7 +46,7 @@ the shapes of your own model, with codec times of this machine:
 LEGEND = """\
 a step   seconds, with the codec, Muon and the link
 steps    to dense's loss, in units of dense's steps: measured, or assumed
-         for the class of the loss (close 1.2, check 1.5, worse 2)
+         for the class of the loss (close 1.2, check 1.5)
 to loss  seconds to the loss that dense reaches in a step; rows are ranked by it
 Muon     its matrix products, if the row has Muon in place of your optimizer
 link     bytes that leave a worker in a step
@@ -62,7 +60,7 @@ Run = Callable[[argparse.Namespace], None]
 
 def plan_command(parser: argparse.ArgumentParser) -> Run:
     model = parser.add_mutually_exclusive_group(required=True).add_argument
-    model("--model", metavar="NAME", help=f"a transformer: {', '.join(MODELS)}")
+    model("--model", metavar="NAME", choices=MODELS, help=f"a Llama: {', '.join(MODELS)}")
     model("--layers", type=int, metavar="N", help="layers of a Llama, with --width")
     model("--params", metavar="F", help="an .npz file of parameters, to read shapes")
     add = parser.add_argument
@@ -84,10 +82,6 @@ def plan_command(parser: argparse.ArgumentParser) -> Run:
     add("--fast", type=int, metavar="N", help=text)
     text = "bandwidth of the fast links (default: 50GB/s)"
     add("--fast-bandwidth", default="50GB/s", metavar="RATE", help=text)
-    text = "latency of the fast links (default: 10us)"
-    add("--fast-latency", default="10us", metavar="TIME", help=text)
-    text = "algorithm of the collectives (default: for each the faster of ring and tree)"
-    add("--algorithm", choices=get_args(Algorithm), default="fastest", help=text)
     text = "time each codec on this machine; needs minutes, and the memory of the model"
     add("--measure", action="store_true", help=text)
     return run_plan
@@ -97,19 +91,16 @@ def run_plan(args: argparse.Namespace) -> None:
     """Print the table of a plan, its answer, and the code of the recommended row."""
     both, given = (args.width is None) == (args.layers is None), f"{args.layers} and {args.width}"
     check(both, "plan(--layers, --width)", "be given together", given, "use both.")
-    if args.model:
-        params = model(args.model)
-    elif args.params:
+    if args.params:
         params = planning.load_gradients(args.params).trees[0]
     else:
-        params = transformer(args.layers, args.width, args.vocab)
+        params = model(*MODELS.get(args.model, (args.layers, args.width)), args.vocab)
     found = planning.plan(
         params,
         step=args.step,
         workers=args.workers,
         link=Link(args.bandwidth, args.latency),
-        fast=args.fast and (args.fast, Link(args.fast_bandwidth, args.fast_latency)),
-        algorithm=args.algorithm,
+        fast=args.fast and (args.fast, Link(args.fast_bandwidth, "10us")),
         device=args.device,
         measure=args.measure,
         tell=lambda name: print(f"timing {name}", file=sys.stderr),
@@ -117,31 +108,17 @@ def run_plan(args: argparse.Namespace) -> None:
     print(f"{found}\n{LEGEND}\n\n{textwrap.fill(answer(found), 80)}\n\n{found.best.code}")
 
 
-VOCABULARY = 32_000
-MODELS: dict[str, tuple[int, int, int]] = {
-    "gpt2:124M": (12, 768, 50_257),
-    "llama:134M": (12, 768, VOCABULARY),
-    "llama:350M": (24, 1024, VOCABULARY),
-    "llama:1.3B": (24, 2048, VOCABULARY),
-    "llama:7B": (32, 4096, VOCABULARY),
+MODELS = {
+    "llama:134M": (12, 768),
+    "llama:350M": (24, 1024),
+    "llama:1.3B": (24, 2048),
+    "llama:7B": (32, 4096),
 }
-"""Layers, width and vocabulary. The sizes of Llama are those of GaLore (arXiv:2403.03507, table 5)
-and of Touvron et al. (arXiv:2302.13971)."""
+"""Layers and width, of GaLore (arXiv:2403.03507, table 5) and Touvron et al. (arXiv:2302.13971)."""
+VOCABULARY = 32_000
 
 
-def model(name: str) -> PyTree:
-    """The shapes of a named model."""
-    remedy = "use --layers and --width for another size."
-    check(name in MODELS, "plan(--model)", f"be one of {', '.join(MODELS)}", repr(name), remedy)
-    layers, width, vocabulary = MODELS[name]
-    if name.startswith("gpt2"):
-        shapes = {"wte": (vocabulary, width), "wpe": (1024, width), "norm": (2 * width,)}
-        own = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width)}
-        return _shapes(shapes | {"layers": [own | {"down": (4 * width, width)}] * layers})
-    return transformer(layers, width, vocabulary)
-
-
-def transformer(layers: int, width: int, vocabulary: int = VOCABULARY) -> PyTree:
+def model(layers: int, width: int, vocabulary: int = VOCABULARY) -> PyTree:
     """The shapes of a Llama: 12 width^2 values a layer, an embedding and a head of its size."""
     check_count("plan(--layers)", layers, "use --layers 24.")
     check_count("plan(--width)", width, "use --width 2048.")
@@ -150,12 +127,9 @@ def transformer(layers: int, width: int, vocabulary: int = VOCABULARY) -> PyTree
     layer = dict.fromkeys(("query", "key", "value", "out"), (width, width)) | around
     layer |= {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
     embeddings = {"embed": (vocabulary, width), "lm_head": (width, vocabulary)}
-    return _shapes({**embeddings, "layers": [layer] * layers, "norm": (width,)})
-
-
-def _shapes(tree: Any) -> PyTree:
+    shapes = {**embeddings, "layers": [layer] * layers, "norm": (width,)}
     is_shape = lambda node: isinstance(node, tuple)  # noqa: E731
-    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, jnp.float32), tree, is_leaf=is_shape)
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, jnp.float32), shapes, is_leaf=is_shape)
 
 
 def answer(found: Plan) -> str:
@@ -194,13 +168,14 @@ def analyze_command(parser: argparse.ArgumentParser) -> Run:
 BENCH = """\
 time the codecs, and write a file of this device for fftgrad plan --device:
   fftgrad bench
-  fftgrad bench --sizes 4Mi
+  fftgrad bench --sizes 4000000
 """
+SIZES = (1 << 20, 1 << 24)
 
 
 def bench_command(parser: argparse.ArgumentParser) -> Run:
-    text = "lengths of the random, heavy-tailed vectors (default: 1Mi,16Mi)"
-    parser.add_argument("--sizes", default="1Mi,16Mi", metavar="N,N", help=text)
+    text = "lengths of the random, heavy-tailed vectors (default: 2^20 and 2^24)"
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="N", help=text)
     text = "seconds for each length, without compilation (default: 10)"
     parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help=text)
     return run_bench
@@ -223,28 +198,12 @@ CODECS: dict[str, fg.Codec] = {
     "budget": fg.Budget(ratio=100),
 }
 """One of each family, by short names."""
-PACKAGES = ("fftgrad", "jax", "jaxlib", "optax", "numpy")
+PACKAGES = ("jax", "jaxlib", "optax", "numpy")
 BENCH_LEGEND = """\
-spread: the median above the fastest round. GB/s: of float32, compressing.
-copies: both ways, in memory copies. pays below: between two workers over a
-faster link it takes longer than the bytes that it saves of float32."""
-
-
-class CodecTimes(NamedTuple):
-    """One codec at one size."""
-
-    name: str
-    compress: Timed
-    decompress: Timed
-    wire_bytes: int  # of one payload
-
-
-def version(package: str) -> str:
-    """The version of an installed package."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:  # on the path, but not installed
-        return "not installed"
+pays below: between two workers over a faster link it takes longer than the bytes
+that it saves of float32."""
+CodecTimes = tuple[str, float, float, int]
+"""Name, median seconds to compress and to decompress, and bytes of a payload."""
 
 
 def machine() -> str:
@@ -253,70 +212,54 @@ def machine() -> str:
     cpu = pathlib.Path("/proc/cpuinfo")
     named = re.search(r"^model name\s*: (.*)$", cpu.read_text() if cpu.exists() else "", re.M)
     processor = named[1] if named else platform.processor() or platform.machine()
-    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
     return (
-        f"versions  python {platform.python_version()}, {versions}\n"
+        f"versions  python {platform.python_version()}, fftgrad {fg.__version__}, {versions}\n"
         f"devices   {len(devices)} x {device.device_kind} ({device.platform})\n"
         f"machine   {processor}, {os.cpu_count()} cores, {platform.platform()}"
     )
 
 
-def time_codecs(
-    values: int, codecs: dict[str, fg.Codec], seconds: float
-) -> tuple[Timed, list[CodecTimes]]:
-    """Time a copy and codecs on heavy-tailed values, in about so many seconds."""
+def time_codecs(values: int, codecs: dict[str, fg.Codec], seconds: float) -> list[CodecTimes]:
+    """Time codecs on heavy-tailed values, in about so many seconds."""
     like = jax.ShapeDtypeStruct((values,), jnp.float32)
     inputs = [(x, fg.Step.of(i, i)) for i, x in enumerate(heavy_tailed(like))]
-    tasks: list[Task] = [(jax.jit(lambda a: -a[0]), inputs)]
-    for codec in codecs.values():
-        tasks += _both_ways(codec, inputs, like)
-    copy, *times = timed_in_turn(tasks, seconds / len(tasks))
-    both = zip(codecs.items(), times[::2], times[1::2], strict=True)
-    sent = lambda codec: fg.wire_bytes(codec, like)  # noqa: E731
-    return copy, [CodecTimes(name, down, up, sent(codec)) for (name, codec), down, up in both]
+    each, found = seconds / len(codecs) / 2, list[CodecTimes]()
+    for name, codec in codecs.items():
+        down = jax.jit(lambda a, codec=codec: fg.compress(codec, a[0], step=a[1]))
+        up = jax.jit(lambda a, codec=codec: fg.decompress(codec, a[0], like, step=a[1]))
+        sent = [(down(one), one[1]) for one in inputs]
+        times = timed(down, inputs, each).seconds, timed(up, sent, each).seconds
+        found.append((name, *times, fg.wire_bytes(codec, like)))
+    return found
 
 
-def _both_ways(codec: fg.Codec, inputs: Any, like: jax.ShapeDtypeStruct) -> list[Task]:
-    down = jax.jit(lambda a: fg.compress(codec, a[0], step=a[1]))
-    up = jax.jit(lambda a: fg.decompress(codec, a[0], like, step=a[1]))
-    return [(down, inputs), (up, [(down(one), one[1]) for one in inputs])]
-
-
-def show(values: int, copy: Timed, rows: Sequence[CodecTimes]) -> str:
+def show(values: int, rows: Sequence[CodecTimes]) -> str:
     """The table of one size."""
     size = 4 * values
-
-    def cells(row: CodecTimes) -> tuple[str, ...]:
-        both = row.compress.seconds + row.decompress.seconds
-        spread = max(time.seconds / time.least for time in (row.compress, row.decompress)) - 1
-        return (
-            row.name,
-            quantity(row.compress.seconds, "s"),
-            quantity(row.decompress.seconds, "s"),
-            f"{spread:.0%}",
-            three_digits(size / row.compress.seconds / 1e9),
-            three_digits(both / copy.seconds),
-            quantity(row.wire_bytes, "B"),
-            three_digits(size / row.wire_bytes),
-            quantity(8 * max(0.0, (size - row.wire_bytes) / both), "bit/s"),
+    cells = [
+        (
+            name,
+            quantity(down, "s"),
+            quantity(up, "s"),
+            quantity(sent, "B"),
+            three_digits(size / sent),
+            quantity(8 * max(0.0, (size - sent) / (down + up)), "bit/s"),
         )
-
-    head = ("codec", "compress", "decompress", "spread", "GB/s", "copies", "sent", "ratio")
-    title = (
-        f"\n{values:,} values, {quantity(size, 'B')}; a copy of them takes "
-        f"{quantity(copy.seconds, 's')}, {quantity(size / copy.seconds, 'B/s')}"
-    )
-    return "\n".join([title, table((*head, "pays below"), [*map(cells, rows)]), BENCH_LEGEND])
+        for name, down, up, sent in rows
+    ]
+    head = ("codec", "compress", "decompress", "sent", "ratio", "pays below")
+    title = f"\n{values:,} values, {quantity(size, 'B')}"
+    return "\n".join([title, table(head, cells), BENCH_LEGEND])
 
 
 def run_bench(args: argparse.Namespace) -> None:
     """Print the machine, and the times of codecs for each size. Write its figures for plans."""
-    sizes = [parse_count("bench(--sizes)", text) for text in args.sizes.split(",")]
     print(machine(), flush=True)
     _devices.measure()
     print(f"file      {_devices.kept()}, for fftgrad plan --device", flush=True)
-    for n in sizes:
-        print(show(n, *time_codecs(n, CODECS, args.seconds)), flush=True)
+    for n in args.sizes:
+        print(show(n, time_codecs(n, CODECS, args.seconds)), flush=True)
 
 
 ISLANDS = """\
@@ -372,7 +315,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "fftgrad", None, DESCRIPTION, f"{every}\n{EXIT_CODES}", formatter_class=formatter
     )
-    parser.add_argument("--version", action="version", version=f"fftgrad {version('fftgrad')}")
+    parser.add_argument("--version", action="version", version=f"fftgrad {fg.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (about, examples, command) in COMMANDS.items():
         own = commands.add_parser(

@@ -8,7 +8,7 @@ import math
 import os
 import pathlib
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,6 @@ import optax
 import fftgrad as fg
 from fftgrad._contracts import PyTree
 from fftgrad.exchanges._bucketing import BUCKET_LIMIT
-from fftgrad.planning import _timing
 from fftgrad.planning._candidates import Candidate
 from fftgrad.planning._predict import Groups, count
 from fftgrad.planning._timing import Timing, timed
@@ -40,8 +39,6 @@ class Device(NamedTuple):
     launch: float = 4e-6  # seconds of a kernel that does nothing
     passes: float = 1.0  # bytes that a program moves, in those of the program for an H100
     error: float = 4.0  # the factor within which codec times are expected
-    host: str = ""  # where the figures were measured; empty for public figures
-    load: float = 0.0  # load average of the host before the measurement
 
 
 STREAM, PRODUCT = 0.8, 0.4
@@ -62,34 +59,27 @@ KNOWN = {
 }
 
 
-def find(device: str | os.PathLike[str], tell: Callable[[str], object] = print) -> Device:
-    """The device of a name, of a file of `fftgrad bench`, or "this" one.
-
-    This one is measured once, and its figures are kept in a file. Figures of another host, such as
-    in a home folder that several hosts share, are measured again, which `tell` reports.
-    """
+def find(device: str | os.PathLike[str]) -> Device:
+    """The device of a name, of a file of `fftgrad bench`, or "this" one, which is measured once."""
     if device in KNOWN:
         return KNOWN[str(device)]
     path = kept() if device == "this" else pathlib.Path(device)
     if device == "this" and not path.exists():
         return measure()
     try:
-        found = Device(**json.loads(path.read_text()))
+        return Device(**json.loads(path.read_text()))
     except (OSError, TypeError, ValueError):
         raise ValueError(
             f"plan(device): must be 'this', {', '.join(map(repr, KNOWN))} or a file of `fftgrad "
             f"bench`, got {str(path)!r}; run `fftgrad bench` on the device, and pass its file."
         ) from None
-    if device == "this" and found.host != platform.node():
-        tell(f"this host again: {path} is of host {found.host or 'unknown'}")
-        return measure()
-    return found
 
 
 def kept() -> pathlib.Path:
-    """The file that keeps the figures of this machine."""
+    """The file with the figures of this device of this host: hosts may share a home folder."""
     folder = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(folder) / "fftgrad" / f"{_kind().replace(' ', '-').lower()}.json"
+    name = f"{platform.node()}-{_kind()}.json".replace(" ", "-").lower()
+    return pathlib.Path(folder) / "fftgrad" / name
 
 
 def measure() -> Device:
@@ -103,7 +93,6 @@ def measure() -> Device:
 def measured() -> Device:
     """The figures of this device, which take a second or two."""
     cpu = jax.default_backend() == "cpu"
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     side = 1024 if cpu else 8192
     x = jnp.ones((side, side), jnp.float32) / side
     product = jax.jit(lambda x: x @ x)
@@ -113,8 +102,6 @@ def measured() -> Device:
         bytes_per_second=8 * COPY_VALUES / copy_seconds(),
         flops_per_second=2 * side**3 / timed(product, [x], 0.0, ROUNDS).least,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        host=platform.node(),
-        load=round(load, 2),
         **(TPU if jax.default_backend() == "tpu" else {}),
     )
 
@@ -132,8 +119,6 @@ def _kind() -> str:
     return jax.local_devices()[0].device_kind
 
 
-LARGEST = 1 << 22
-"""Values of the model that is timed instead of a larger one."""
 MUONS = (fg.optimizers.feedback_muon, optax.contrib.muon)
 ITERATIONS = 5
 """Newton-Schulz iterations of an orthogonalization."""
@@ -169,7 +154,7 @@ def from_table(
     """Codec times on a device, and a sentence that says where they come from."""
     find = _measured if device.platform == "cpu" else _counted
     found, values = dict[str, Timing](), count(like)
-    workers, fast = groups.sizes
+    workers, fast, _ = groups
     for row in rows:
         compress, decompress = find(row, values // fast, workers, device)
         muon = 0.0
@@ -182,12 +167,11 @@ def from_table(
         found[row.name] = Timing(compress, decompress, muon)
     if device.platform == "cpu":
         table = load_table()
-        slower = _table_rate() / device.bytes_per_second
+        slower = _slower(device)
         return found, (
             f"Codec times: measured on {table['machine']} ({table['date']}), times {slower:.2g}, "
             f"because a memory copy takes {slower:.2g} times as long on {device.name} (measured "
-            f"{device.date} on host {device.host}, load {device.load:.2g}). To time the codecs "
-            "here, pass --measure (measure=True)."
+            f"{device.date}). To time the codecs here, pass --measure (measure=True)."
         )
     table = load_table("programs")
     return found, (
@@ -197,32 +181,18 @@ def from_table(
     )
 
 
-def timed_here(
-    rows: Sequence[Candidate],
-    like: PyTree,
-    groups: Groups,
-    exact: bool,
-    tell: Callable[[str], object],
-) -> tuple[dict[str, Timing], str]:
-    """Time the rows here, and say so; without `exact`, a large model by a smaller one."""
-    times = 1.0 if exact else max(1.0, count(like) / LARGEST)
-    small = like if times == 1 else _timing.smaller(like, 1 / times)
-    found = dict[str, Timing]()
-    for row in rows:
-        tell(row.name)
-        tx = row.transformation(groups.axis)
-        took = _timing.time_exchange(tx, small, groups.axes, every=row.every)
-        found[row.name] = Timing(times * took.compress, times * took.decompress)
-    said = "Codec times: measured here"
-    if times > 1:
-        said += " for 4 million values, and in proportion beyond; measure=True times the whole"
-    return found, f"{said}."
-
-
 def orthogonalizing(like: PyTree) -> float:
     """Multiplications and additions of Muon, for all matrices but embeddings and heads."""
-    shapes = (sorted(shape) for shape in matrices(like))
-    return float(sum(ITERATIONS * (4 * a * a * b + 2 * a**3) for a, b in shapes))
+    sides = (sorted(shape) for shape in matrices(like))
+    return float(sum(ITERATIONS * (4 * a * a * b + 2 * a**3) for a, b in sides))
+
+
+def matrices(like: PyTree) -> list[tuple[int, int]]:
+    """The shapes that Muon orthogonalizes."""
+    numbers = fg.optimizers.muon_dimensions(like)
+    is_leaf = lambda x: x is None or isinstance(x, optax.contrib.MuonDimensionNumbers)  # noqa: E731
+    pairs = zip(jax.tree.leaves(like), jax.tree.leaves(numbers, is_leaf=is_leaf), strict=True)
+    return [leaf.shape for leaf, own in pairs if own is not None and len(leaf.shape) == 2]
 
 
 def turning(like: PyTree, largest: int = fg.Eigenbasis(fg.AllReduce()).largest) -> float:
@@ -236,22 +206,14 @@ def turning(like: PyTree, largest: int = fg.Eigenbasis(fg.AllReduce()).largest) 
     return float(sum(8 * size * side + side**3 for side, size in sides))
 
 
-def matrices(like: PyTree) -> list[tuple[int, int]]:
-    """The shapes that Muon orthogonalizes."""
-    numbers = fg.optimizers.muon_dimensions(like)
-    is_leaf = lambda x: x is None or isinstance(x, optax.contrib.MuonDimensionNumbers)  # noqa: E731
-    pairs = zip(jax.tree.leaves(like), jax.tree.leaves(numbers, is_leaf=is_leaf), strict=True)
-    return [leaf.shape for leaf, own in pairs if own is not None and len(leaf.shape) == 2]
-
-
-def _table_rate() -> float:
-    """Bytes that a copy moves in a second on the machine of the table."""
-    return 8 * COPY_VALUES / load_table()["copy_seconds"]
+def _slower(device: Device) -> float:
+    """How many times as long as on the machine of the table a copy takes."""
+    return 8 * COPY_VALUES / load_table()["copy_seconds"] / device.bytes_per_second
 
 
 def _measured(row: Candidate, values: int, workers: int, device: Device) -> tuple[float, float]:
     """Seconds to compress and to decompress on a CPU, from the times of another."""
-    slower = _table_rate() / device.bytes_per_second
+    slower = _slower(device)
     points = load_table()["rows"][row.name]
     most = max(p.workers for p in points)
     line = [p for p in points if p.workers == most]

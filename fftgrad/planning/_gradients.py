@@ -72,9 +72,8 @@ def save_gradients(path: str | os.PathLike[str], log: GradientLog) -> None:
                 own = np.asarray(leaf)
                 own = own.astype(np.float32) if own.dtype == jnp.bfloat16 else own
                 saved[f"step={step}/worker={worker}/{name}"] = own
-    file = local_path("save_gradients(path)", path)
     write: Any = np.savez
-    write(file, **saved)
+    write(local_path("save_gradients(path)", path), **saved)
 
 
 def load_gradients(*paths: str | os.PathLike[str]) -> GradientLog:
@@ -370,15 +369,13 @@ def _rates(rows: Array, ratios: Sequence[float], basis: fg.Codec) -> tuple[Rate,
         codecs = [fg.chain(one, fg.Budget(ratio=ratio)) for one in bases]
         codecs += [largest(most)] if most else []
         codecs += [codec for codec in DENSE if fg.wire_bytes(codec, like) <= size]
-        own = [Rate(c, ratio, 8 * fg.wire_bytes(c, like) / n, _lost_by(c, rows)) for c in codecs]
+        own: list[Rate] = []
+        for codec in codecs:
+            lost = np.linalg.norm([np.asarray(_lost(codec, row), np.float64) for row in rows])
+            error = float(lost / np.linalg.norm(rows.astype(np.float64)))
+            own.append(Rate(codec, ratio, 8 * fg.wire_bytes(codec, like) / n, error))
         found += sorted(own, key=lambda rate: rate.error)
     return tuple(found)
-
-
-def _lost_by(codec: fg.Codec, rows: Array) -> float:
-    """The relative error of a codec on rows."""
-    errors = [np.asarray(_lost(codec, row), np.float64) for row in rows]
-    return float(np.linalg.norm(errors) / np.linalg.norm(rows.astype(np.float64)))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -450,14 +447,14 @@ def show(found: Analysis) -> str:
         (repr(rate.codec), f"{rate.ratio:g}", f"{rate.bits:.3g}", f"{rate.error:.3f}")
         for rate in found.rates
     ]
-    tables = {
-        "Relative error of keeping the largest coefficients, in each basis": table(
-            ("basis", *(f"{share:.1%} kept" for share in KEPT)), bases
-        ),
-        "Leaves, the most energy first": table(("leaf", "values", "energy", "zeros"), shares),
-        "Codecs: bits a value, and the relative error": table(
-            ("codec", "times fewer", "bits", "error"), codecs
-        ),
-    }
-    said = [f"{about}.", *(f"\n{title}\n{one}" for title, one in tables.items()), ""]
+    kept = [f"{share:.1%} kept" for share in KEPT]
+    said = [
+        f"{about}.\n\nRelative error of keeping the largest coefficients, in each basis",
+        table(("basis", *kept), bases),
+        "\nLeaves, the most energy first",
+        table(("leaf", "values", "energy", "zeros"), shares),
+        "\nCodecs: bits a value, and the relative error",
+        table(("codec", "times fewer", "bits", "error"), codecs),
+        "",
+    ]
     return "\n".join(said + [textwrap.fill(f"- {line}", 80) for line in found.recommendation])

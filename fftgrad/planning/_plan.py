@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import optax
 
 import fftgrad as fg
-from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
 from fftgrad._values import check, check_choice, check_count, check_transformation
 from fftgrad.exchanges import _bucketing
@@ -137,76 +136,38 @@ def sort(rows: Sequence[PlanRow]) -> tuple[PlanRow, ...]:
     return tuple(row._replace(why_not=why_not(row)) for row in ranked)
 
 
-class Way(NamedTuple):
-    """A row, its codec time, and its traffic from one exchange to the next."""
-
-    row: Candidate
-    timing: Timing
-    collectives: tuple[Collective, ...]
-    times: int = 1  # how often they are sent
-    buckets: int = 1  # messages, all but the last of which overlap the backward pass
-
-
-class Model(NamedTuple):
-    """The inputs that all predictions of a plan share."""
-
-    step: float
-    link: Link
-    groups: Groups
-    algorithm: Algorithm
-
-    def sharing(self, muon: float, like: PyTree) -> str:
-        """Say what `share_axis` would save of Muon's seconds, if it saves some."""
-        axis, workers = list(self.groups.axes.items())[-1]
-        share = 2 * -(-sum(map(math.prod, _devices.matrices(like))) // workers)
-        link = self.groups.fast or self.link
-        shared = muon / workers
-        shared += _predict.collective_seconds("all-gather", share, workers, link, self.algorithm)
-        if shared >= muon:
-            return ""
-        took, instead = quantity(shared, "s"), quantity(muon, "s")
-        return f" With share_axis={axis!r}, Muon's matrices take {took} in place of {instead}."
-
-    def parts(self, way: Way) -> Parts:
-        """The parts of a step that exchanges."""
-        links = self.groups.links(self.link)
-        exchange = way.times * _predict.exchange_seconds(way.collectives, links, self.algorithm)
-        compress, decompress, muon = way.timing
-        return Parts(self.step, compress, exchange, decompress, muon)
-
-    def seconds(self, way: Way) -> float:
-        """Seconds of a step, the mean over steps with and without an exchange."""
-        return _predict.step_seconds(self.parts(way), every=way.row.every, buckets=way.buckets)
-
-    def link_bytes(self, way: Way) -> float:
-        """Bytes that leave a worker over its slow link in a step, on average."""
-        slow, *_ = self.groups.axes
-        sent = (c.link_bytes(c.workers or 1) for c in way.collectives if slow in (c.axes or ()))
-        return way.times * sum(sent) / way.row.every
-
-    def plan_row(self, way: Way, ways: Sequence[Way]) -> PlanRow:
-        """The prediction for one of the rows."""
-        own, parts, seconds = way.row, self.parts(way), self.seconds(way)
-        link_bytes = self.link_bytes(way)
-        dense = max(self.link_bytes(way) for way in ways if way.row.dense)
-        if own.ratio and own.loss in ACCEPTED and dense > 2 * own.ratio * link_bytes:
-            own = dataclasses.replace(own, loss="check")
-        return PlanRow(
-            name=own.name,
-            code=own.code(self.groups.axis_name),
-            seconds=seconds,
-            link_bytes=link_bytes,
-            loss=own.loss,
-            steps=own.to_loss,
-            every=own.every,
-            whole=own.optimizer is not None,
-            parts=parts._replace(
-                compress=parts.compress / own.every,
-                exchange=parts.exchange / own.every,
-                decompress=parts.decompress / own.every,
-            ),
-            is_dense=own.dense,
-        )
+def predict_row(
+    row: Candidate,
+    timing: Timing,
+    sent: Sequence[Collective],
+    buckets: int,
+    step: float,
+    link: Link,
+    groups: Groups,
+    algorithm: Algorithm,
+) -> PlanRow:
+    """The prediction for a candidate, by its collectives from one exchange to the next."""
+    compress, decompress, muon = timing
+    exchange = _predict.exchange_seconds(sent, groups.links(link), algorithm)
+    parts = Parts(step, compress, exchange, decompress, muon)
+    slow, *_ = groups.axes
+    over = (c.link_bytes(c.workers or 1) for c in sent if slow in (c.axes or ()))
+    return PlanRow(
+        name=row.name,
+        code=row.code(groups.axis),
+        seconds=_predict.step_seconds(parts, every=row.every, buckets=buckets),
+        link_bytes=sum(over) / row.every,
+        loss=row.loss,
+        steps=row.to_loss,
+        every=row.every,
+        whole=row.optimizer is not None,
+        parts=parts._replace(
+            compress=compress / row.every,
+            exchange=exchange / row.every,
+            decompress=decompress / row.every,
+        ),
+        is_dense=row.dense,
+    )
 
 
 def plan(
@@ -216,7 +177,6 @@ def plan(
     link: Link | str | float,
     workers: int,
     fast: tuple[int, Link] | None = None,
-    axis_name: AxisName | None = None,
     timings: Mapping[str, Timing] | None = None,
     buckets: int | None = None,
     algorithm: Algorithm = "fastest",
@@ -238,19 +198,17 @@ def plan(
         "1gbit". With `fast`, the slow link.
       workers: number of workers; with `fast`, of all groups together.
       fast: number of workers that fast links join, such as the GPUs of a machine, and their link:
-        `(8, fg.planning.Link("50GB/s", "10us"))`. All exchanges are then `Hierarchical`.
-      axis_name: axis of the workers, for the code; with `fast`, the slow axis and the fast one. The
-        default is "data", or ("slow", "fast").
+        `(8, fg.planning.Link("50GB/s", "10us"))`. All exchanges are then `Hierarchical`, over the
+        axes ("slow", "fast") in place of "data".
       timings: codec time of each row by its name. By default those of the default rows follow from
-        `device`, and rows of your own are timed: a model of more than four million values by a
-        smaller one, in proportion.
+        `device`, and rows of your own are timed here.
       buckets: number of messages of a gradient, all but the last of which overlap the backward
         pass. The default is 1 on a CPU; elsewhere 1 or 8 for each row, whichever is faster.
       algorithm: algorithm of the collectives: "ring", "tree", or the "fastest" for each.
       rows: candidates to compare instead of the default ones; at least one must be dense.
       device: the device that will train: "h100", "a100", "l40s", "v5e", a file that `fftgrad bench`
         wrote, or "this" one, which is measured once. Equal calls give equal plans.
-      measure: True to time each row here for the whole model, which takes minutes and its memory.
+      measure: True to time the default rows here too, which takes minutes and the model's memory.
       tell: function of the name of each row that is about to be timed, such as `print`.
 
     Returns:
@@ -276,21 +234,25 @@ def plan(
       Agarwal et al., MLSys 2022, arXiv:2103.00543: of 200 set-ups 6 beat well-tuned dense training.
     """
     check_choice("plan(algorithm)", algorithm, get_args(Algorithm))
-    joined, like = _predict.groups(workers, fast, axis_name), _timing.like_of("plan", params)
+    joined, like = _predict.groups(workers, fast), _timing.like_of("plan", params)
     own, over = _text.seconds("plan(step)", step), Link.of(link)
     place = None if device == "this" else _devices.find(device)
     usual = rows is None
-    compared = check_rows(candidates(like, *joined.sizes, list(joined.axes)[-1]) if usual else rows)
+    compared = check_rows(candidates(like, joined.slow, joined.fast) if usual else rows)
     source = "Codec times: as given."
     if timings is None:
         if usual and not measure:
-            place = place or _devices.find("this", tell)
+            place = place or _devices.find("this")
             timings, source = _devices.from_table(compared, like, joined, place)
         else:
             rule = "be 'this' for rows of your own and to measure"
             remedy = "pass timings=..., from time_exchange on that device."
             check(place is None, "plan(device)", rule, device, remedy)
-            timings, source = _devices.timed_here(compared, like, joined, measure, tell)
+            source, timings = "Codec times: measured here.", {}
+            for row in compared:
+                tell(row.name)
+                tx = row.transformation(joined.axis)
+                timings[row.name] = _timing.time_exchange(tx, like, joined.axes, every=row.every)
     missing = [row.name for row in compared if row.name not in timings]
     remedy = "measure with the same rows, or leave timings out."
     check(not missing, "plan(timings)", "have all rows", f"none of {missing}", remedy)
@@ -300,21 +262,37 @@ def plan(
     else:
         tried = [check_count("plan(buckets)", buckets, "use 1 for no overlap.")]
 
-    def ways_of(row: Candidate) -> Iterator[Way]:
+    def predicted(row: Candidate) -> Iterator[PlanRow]:
         found, pieces = _usual(row, like, joined) if usual else ((), 1)
         for number in tried:
-            cut, times = _cut(row, like, number), 1
+            cut = _cut(row, like, number)
             if usual:
                 times = pieces if row.every > 1 else max(pieces, number)
-                sent = tuple(c._replace(bytes=c.bytes * pieces // times) for c in found)
+                sent = times * tuple(c._replace(bytes=c.bytes * pieces // times) for c in found)
             else:
                 sent = _sent(cut, like, joined)
-            yield Way(cut, timings[row.name], sent, times, number)
+            yield predict_row(cut, timings[row.name], sent, number, own, over, joined, algorithm)
 
-    model = Model(own, over, joined, algorithm)
-    ways = [min(ways_of(row), key=model.seconds) for row in compared]
-    source += model.sharing(max(timing.muon for timing in timings.values()), like)
-    return Plan(sort([model.plan_row(one, ways) for one in ways]), source)
+    best = [min(predicted(row), key=lambda one: one.seconds) for row in compared]
+    dense = max(one.link_bytes for one in best if one.is_dense)
+    for i, (row, one) in enumerate(zip(compared, best, strict=True)):
+        if row.ratio and row.loss in ACCEPTED and dense > 2 * row.ratio * one.link_bytes:
+            lower = dataclasses.replace(row, loss="check")
+            best[i] = one._replace(loss=lower.loss, steps=lower.to_loss)
+    source += _sharing(max(timing.muon for timing in timings.values()), like, over, joined)
+    return Plan(sort(best), source)
+
+
+def _sharing(muon: float, like: PyTree, link: Link, groups: Groups) -> str:
+    """Say what `share_axis` would save of Muon's seconds, if it saves some."""
+    axis, workers = list(groups.axes.items())[-1]
+    share = 2 * -(-sum(map(math.prod, _devices.matrices(like))) // workers)
+    shared = muon / workers
+    shared += _predict.collective_seconds("all-gather", share, workers, groups.links(link)[axis])
+    if shared >= muon:
+        return ""
+    took, instead = quantity(shared, "s"), quantity(muon, "s")
+    return f" With share_axis={axis!r}, Muon's matrices take {took} in place of {instead}."
 
 
 def _cut(row: Candidate, like: PyTree, buckets: int) -> Candidate:

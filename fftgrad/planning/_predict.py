@@ -21,7 +21,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 import fftgrad as fg
-from fftgrad import _axes
 from fftgrad._contracts import AxisName, Comm, PyTree
 from fftgrad._values import check, check_count, plain, value
 from fftgrad.exchanges import _shards
@@ -88,10 +87,6 @@ def rounds(kind: str, workers: int, algorithm: Literal["ring", "tree"] = "ring")
     return (2.0 if kind == "all-reduce" else 1.0) * (workers - 1)
 
 
-PIPELINED = {"all-reduce": 2.0}
-"""How often a byte leaves a worker in a pipelined tree, as in NCCL: once up and once down."""
-
-
 class Parts(NamedTuple):
     """The parts of a step, in seconds."""
 
@@ -107,8 +102,8 @@ def collective_seconds(
 ) -> float:
     """Seconds of a collective to which each worker passes `size` bytes.
 
-    A ring sends as many bytes as halving and doubling. A pipelined tree of an all-reduce sends
-    w/(w - 1) times as many, in lg w rounds each way. An all-to-all has no tree.
+    A ring sends as many bytes as halving and doubling, a pipelined tree of an all-reduce w/(w - 1)
+    times as many. An all-to-all has no tree.
     """
     if workers == 1:
         return 0.0
@@ -120,8 +115,8 @@ def collective_seconds(
     over = size * RING[kind](workers)
     if algorithm != "fastest":
         return seconds(algorithm, over)
-    most = max(over, size * PIPELINED.get(kind, 0.0))
-    return min(seconds("ring", over), seconds("tree", most))
+    # In a pipelined tree, as in NCCL, a byte leaves a worker once up and once down.
+    return min(seconds("ring", over), seconds("tree", 2 * size if kind == "all-reduce" else over))
 
 
 def exchange_seconds(
@@ -201,49 +196,35 @@ def count(params: PyTree) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
-# The workers of a plan.
-
-FAST = "fast"
-
-
 class Groups(NamedTuple):
-    """The axes of the workers, and their fast links."""
+    """The workers of a plan: groups along slow links, and the workers that fast links join."""
 
-    axes: Mapping[str, int]  # number of workers along each axis, the slow one first
-    axis_name: AxisName  # as in the code of a step
-    fast: Link | None  # the link of the second axis, if there is one
+    slow: int
+    fast: int = 1
+    link: Link | None = None  # of the fast axis, if there is one
 
     @property
-    def sizes(self) -> tuple[int, int]:
-        """Number of workers along the slow links and along the fast ones."""
-        slow, *fast = self.axes.values()
-        return slow, math.prod(fast)
+    def axes(self) -> dict[str, int]:
+        """Number of workers along each axis, the slow one first."""
+        return {"slow": self.slow, "fast": self.fast} if self.link else {"data": self.slow}
 
     @property
     def axis(self) -> AxisName:
-        """The name of the only axis, or the names of all."""
-        names = tuple(self.axes)
-        return names[0] if len(names) == 1 else names
+        """The name of the only axis, or the names of both."""
+        return ("slow", "fast") if self.link else "data"
 
     def links(self, slow: Link) -> dict[str, Link]:
         """The link of each axis."""
-        first, *second = self.axes
-        return {first: slow} | dict.fromkeys(second, self.fast or slow)
+        return {"slow": slow, "fast": self.link} if self.link else {"data": slow}
 
 
-def groups(workers: int, fast: tuple[int, Link] | None, axis_name: AxisName | None) -> Groups:
-    """The workers of a plan and their axes."""
-    usual: AxisName = "data" if fast is None else ("slow", FAST)
-    name = usual if axis_name is None else axis_name
-    _axes.check_names("plan(axis_name)", name)
+def groups(workers: int, fast: tuple[int, Link] | None) -> Groups:
+    """Check the workers of a plan, and group them."""
     workers = check_count("plan(workers)", workers, "one exchanges nothing.", least=2)
     if fast is None:
-        # All that a flat exchange knows of several axes is how many workers they have together.
-        return Groups({name if isinstance(name, str) else "data": workers}, name, None)
+        return Groups(workers)
     joined, link = fast
     rule = f"be a divisor of the {workers} workers that leaves two groups at least"
     fine = workers % joined == 0 and 1 < joined < workers
     check(fine, "plan(fast)", rule, joined, "leave it out where no links are fast.")
-    names, rule = _axes.names(name), "name the slow axis and the fast one"
-    check(len(names) == 2, "plan(axis_name)", rule, repr(name), "use ('slow', 'fast').")
-    return Groups({names[0]: workers // joined, names[1]: joined}, name, Link.of(link))
+    return Groups(workers // joined, joined, Link.of(link))

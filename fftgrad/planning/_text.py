@@ -3,29 +3,15 @@
 import math
 import re
 from collections.abc import Sequence
-from decimal import Decimal
 
 from fftgrad._values import brief, check, check_type, plain
 
-COUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kKMGTB]|[KMG]i)?")
-FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12} | {
-    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30
-}  # fmt: skip
 TIME = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(s|ms|us|µs|ns)\s*")
 EXPONENTS = {"s": "", "ms": "e-3", "us": "e-6", "µs": "e-6", "ns": "e-9"}
 RATE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kKmMgGtT]?)((?i:bits?)|[bB](?=/s|ps))(?:/s|ps)?\s*")
 """As the field writes it: Gb/s is a gigabit a second, GB/s a gigabyte. 1gb may mean either."""
 BITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 PREFIXES = {-3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T"}
-
-
-def parse_count(argument: str, text: str) -> int:
-    """Read a number of values: "250000", "25M", "1.5G", "16Mi"."""
-    found = COUNT.fullmatch(text)
-    value = Decimal(found[1]) * FACTORS[found[2] or ""] if found else Decimal(0)
-    fine = value >= 1 and value == int(value)
-    check(fine, argument, "be a number of values", repr(text), "use 250000, 25M or 16Mi.")
-    return int(value)
 
 
 def seconds(argument: str, value: str | float) -> float:

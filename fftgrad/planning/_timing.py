@@ -23,9 +23,6 @@ from fftgrad.ops import _collectives
 from fftgrad.ops._collectives import RING, Axes
 from fftgrad.planning._predict import Link, count, rounds
 
-Task = tuple[Callable[[Any], Any], Sequence[Any]]
-"""A function of one input, whose result is waited for, and inputs of one shape, in turn."""
-
 Agree = Callable[[float], float]
 """Waits for all workers, and returns the greatest of their numbers."""
 
@@ -45,43 +42,26 @@ def timed(
     least_rounds: int = 3,
     agree: Agree = float,
 ) -> Timed:
-    """Time one program, as `timed_in_turn` does."""
-    (found,) = timed_in_turn([(run, inputs)], seconds, least_rounds, agree)
-    return found
+    """Time a function over at least so many seconds and rounds, with the inputs in turn.
 
-
-def timed_in_turn(
-    tasks: Sequence[Task], seconds: float, least_rounds: int = 3, agree: Agree = float
-) -> tuple[Timed, ...]:
-    """Time each task, over at least so many seconds and so many rounds of each.
-
-    The first two runs of a task do not count: one compiles, and one allocates. Tasks take turns, so
-    that a slow spell of the machine slows all of them. A task that has enough rounds leaves. With
-    `agree`, workers begin together, the slowest counts, and all make the same rounds.
+    The first two runs do not count: one compiles, and one allocates. With `agree`, workers begin
+    together, the slowest counts, and all make the same rounds.
     """
-    for run, inputs in tasks:
-        for _ in range(2):
-            jax.block_until_ready((inputs, run(inputs[0])))
-    times: list[list[float]] = [[] for _ in tasks]
-    used = [0.0 for _ in tasks]
-    left = list(range(len(tasks)))
-    while left:
-        for i in tuple(left):
-            run, inputs = tasks[i]
-            value = inputs[len(times[i]) % len(inputs)]
-            begun = time.perf_counter()
-            used[i] = agree(used[i])
-            if used[i] >= seconds and len(times[i]) >= least_rounds:
-                left.remove(i)
-                continue
-            start = time.perf_counter()
-            result = jax.block_until_ready(run(value))
-            elapsed = agree(time.perf_counter() - start)
-            del result  # before the next one needs the memory, and not within its time
-            times[i].append(elapsed)
-            # `agree` counts too: over a slow link it may take far longer than the task.
-            used[i] += time.perf_counter() - begun
-    return tuple(Timed(statistics.median(t), min(t), len(t)) for t in times)
+    for _ in range(2):
+        jax.block_until_ready((inputs, run(inputs[0])))
+    times, used = list[float](), 0.0
+    while True:
+        begun = time.perf_counter()
+        used = agree(used)
+        if used >= seconds and len(times) >= least_rounds:
+            return Timed(statistics.median(times), min(times), len(times))
+        start = time.perf_counter()
+        result = jax.block_until_ready(run(inputs[len(times) % len(inputs)]))
+        elapsed = agree(time.perf_counter() - start)
+        del result  # before the next one needs the memory, and not within its time
+        times.append(elapsed)
+        # `agree` counts too: over a slow link it may take far longer than the task.
+        used += time.perf_counter() - begun
 
 
 def agreement(mesh: Mesh, axis_name: AxisName) -> Agree:
@@ -278,17 +258,6 @@ def like_of(owner: str, params: PyTree) -> PyTree:
     remedy = "pass the parameters, or their shapes."
     check(count(params) > 0, f"{owner}(params)", "have values", "none", remedy)
     return _bucketing.like(params)
-
-
-def smaller(params: PyTree, share: float) -> PyTree:
-    """A share of a model, with matrices of the same form."""
-
-    def small(leaf: Any) -> Any:
-        by = share ** (1 / max(1, sum(rows > 1 for rows in leaf.shape)))
-        shape = tuple(max(1, round(rows * by)) for rows in leaf.shape)
-        return jax.ShapeDtypeStruct(shape, leaf.dtype)
-
-    return jax.tree.map(small, params)
 
 
 def heavy_tailed(like: PyTree) -> list[PyTree]:

@@ -161,7 +161,7 @@ def from_bytes(data: bytes | bytearray | memoryview, codec: Codec, like: Like) -
 
 def _fault(view: memoryview, spec: Payload, codec: Codec, like: Like) -> str:
     """Describe the first fault of the bytes; "" if there is none."""
-    size, made_by = _size(spec), f"{codec!r} and {tuple(like.shape)}"
+    size, made_by = _wire.nbytes(spec) - _wire.nbytes(()), f"{codec!r} and {tuple(like.shape)}"
     wanted = HEAD.size + size + TAIL.size
     if view.nbytes != wanted:
         return f"must have {wanted} bytes for {made_by}, got {view.nbytes}; fetch it anew."
@@ -179,11 +179,6 @@ def _fault(view: memoryview, spec: Payload, codec: Codec, like: Like) -> str:
     if any(any(view[end:filled]) for _, end, filled in _places(jax.tree.leaves(spec))):
         return "must have zeros where a word has no value, got others; fetch it anew."
     return ""
-
-
-def _size(spec: Payload) -> int:
-    """Return the number of bytes of a payload's words."""
-    return _wire.nbytes(spec) - _wire.nbytes(())
 
 
 def _configuration(codec: Codec, like: Like) -> int:

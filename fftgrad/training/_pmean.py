@@ -10,28 +10,12 @@ from jax import lax
 from fftgrad import _axes
 from fftgrad._contracts import Averaged, AxisName, Comm, Exchange, Memory, PyTree, State, Stats
 from fftgrad._values import check, check_choice, check_type
-from fftgrad.exchanges import _bucketing
+from fftgrad.exchanges import _bucketing, _shards
 from fftgrad.exchanges._bucketing import Bucket, Bucketing, Join
 from fftgrad.exchanges._recipe import Recipe, recipe_of
-from fftgrad.exchanges._shards import (
-    PerWorker,
-    add_rows,
-    add_worker_axis,
-    drop_rows,
-    drop_worker_axis,
-    is_rows,
-)
+from fftgrad.exchanges._shards import PerWorker, add_worker_axis
 from fftgrad.ops import _count, _finite, _random, _rounding
 from fftgrad.training import _gradients
-from fftgrad.training._gradients import (
-    check_local,
-    check_replicated,
-    checked_like,
-    refuse_masked,
-    refuse_mistyped,
-    stands_in,
-    weighted,
-)
 
 NonFinite = Literal["propagate", "skip"]
 
@@ -81,10 +65,9 @@ def compressed_pmean(
     same bits on all devices of one kind. Put it first in the chain, so that clipping,
     momentum and weight decay see the mean.
 
-    A part is a vector that a codec compresses on its own. By default all leaves form one part, so a
-    selector chooses over the whole model and a quantizer has one scale. For `PowerSgd`, and for
-    most rules (functions from a part's name and shape to its codec), each leaf is a part.
-    `bucketing` sets other parts.
+    By default a codec compresses all leaves as one vector, so a selector chooses over the whole
+    model and a quantizer has one scale. For `PowerSgd`, and for most rules (functions from a part's
+    name and shape to its codec), each leaf is a part. `bucketing` sets other parts.
 
         tx = optax.chain(
             fg.compressed_pmean(fg.AllGather(codec), fg.ErrorFeedback(), axis_name="data"),
@@ -176,34 +159,35 @@ def compressed_pmean(
     check_choice("compressed_pmean(non_finite)", non_finite, get_args(NonFinite))
 
     def init(params: optax.Params) -> CompressedPmeanState:
-        like = checked_like(params)
+        like = _gradients.checked_like(params)
         # Separate buffers, so that a caller may donate the state.
         step, skipped, overflow = (jnp.zeros((), jnp.int32) for _ in range(3))
         remembered = add_worker_axis(memory.init(like))
         states = map(exchange.init, _bucketing.bucket_likes(like, bucketing))
-        exchanged = tuple(map(add_rows, states))
-        rows = jax.tree.leaves((remembered, exchanged), is_leaf=is_rows)
-        own = any(is_rows(row) and jax.tree.leaves(row) for row in rows)
+        exchanged = tuple(map(_shards.add_rows, states))
+        rows = jax.tree.leaves((remembered, exchanged), is_leaf=_shards.is_rows)
+        own = any(_shards.is_rows(row) and jax.tree.leaves(row) for row in rows)
         worker = add_worker_axis(jnp.zeros((), jnp.int32)) if own else ()
         error = jnp.zeros((), jnp.float32) if track_error else ()
         state = CompressedPmeanState(step, skipped, overflow, remembered, exchanged, worker, error)
         # optax's stand-in for parameters has no shapes, from which these two fields would follow.
-        return state._replace(exchange=step, worker=step) if stands_in(params) else state
+        stands_in = _gradients.stands_in(params)
+        return state._replace(exchange=step, worker=step) if stands_in else state
 
     def inside(state: Any) -> tuple[PyTree, tuple[State, ...], PyTree]:
         """Return the state of one worker: of the memory, of the exchange, and the error."""
         is_ours = hasattr(state, "memory") and hasattr(state, "exchange")
         rule, remedy = "be a CompressedPmeanState", "start from fg.init_state(tx, params, ...)."
         check_type(is_ours, "compressed_pmean(state)", rule, type(state).__name__, remedy)
-        own = drop_worker_axis(state.memory)
-        return own, tuple(map(drop_rows, state.exchange)), state.error
+        own = _shards.drop_worker_axis(state.memory)
+        return own, tuple(map(_shards.drop_rows, state.exchange)), state.error
 
     def check_update(updates: PyTree, state: Any, params: PyTree | None) -> None:
         if not allow_masked:
-            refuse_masked(updates)
+            _gradients.refuse_masked(updates)
         wanted = jax.eval_shape(lambda leaves: inside(init(leaves)), updates)
-        check_local(updates, axis_name)
-        check_replicated(params, axis_name)
+        _gradients.check_local(updates, axis_name)
+        _gradients.check_replicated(params, axis_name)
         alike = _shapes(inside(state)) == _shapes(wanted)
         rule = f"be made for these gradients, {exchange!r}, {memory!r} and {bucketing!r}"
         remedy = "start from fg.init_state(...), and pass zeros for missing gradients."
@@ -223,7 +207,7 @@ def compressed_pmean(
         weight: jax.Array | float | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, Any]:
-        refuse_mistyped("compressed_pmean", extra)
+        _gradients.refuse_mistyped("compressed_pmean", extra)
         check_update(updates, state, params)
         before, states, old_error = inside(state)
         # Not earlier, because a key starts the backend, and jax.distributed may not be
@@ -231,7 +215,7 @@ def compressed_pmean(
         comm = Comm.of(axis_name, key, state.step)
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         # Add the residual.
-        x, added = memory.add(weighted(grads, weight, axis_name), before)
+        x, added = memory.add(_gradients.weighted(grads, weight, axis_name), before)
         # Pack buckets.
         buckets, join = _bucketing.to_buckets(_axes.whole(x), bucketing)
         # Encode, gather, decode and average, bucket by bucket.
@@ -250,7 +234,7 @@ def compressed_pmean(
         if non_finite == "skip":
             mean = jax.tree.map(lambda m: jnp.where(finite, m, 0), mean)
         counts = counters(state, out.stats, finite)
-        rows = add_worker_axis(remembered), tuple(map(add_rows, after))
+        rows = add_worker_axis(remembered), tuple(map(_shards.add_rows, after))
         return mean, CompressedPmeanState(*counts, *rows, state.worker, error)
 
     return optax.GradientTransformationExtraArgs(init, _gradients.in_parts(update, axis_name))

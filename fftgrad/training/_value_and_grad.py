@@ -47,10 +47,8 @@ def value_and_grad(
     w (∇Sᵢ - ∇Wᵢ ΣS / ΣW) / ΣW. Their means over the workers are ΣS / ΣW and its gradient. If all
     weights are zero, the value is NaN, and the gradient is that of 0/0.
 
-    With `check_vma=True` the loss must not contain its own mean over the workers, by
-    `jax.lax.pmean(loss)` or by `jax.lax.psum` and a division. In no mode may it divide by the size
-    of the global batch. Statistics over the axis inside the loss, such as those of batch
-    normalization, are right in all modes.
+    Statistics over the axis inside the loss, such as those of batch normalization, are right in all
+    modes. The loss itself must be the worker's own:
 
     | the loss of a worker | `check_vma=True` | `check_vma=False`, `pmap`, `vmap` |
     |---|---|---|

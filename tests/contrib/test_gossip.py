@@ -207,8 +207,7 @@ def test_without_loss_it_is_exact_gossip(graph):
 
 def test_consensus_is_reached_through_a_lossy_codec():
     x = alone(fg.TopK(fraction=0.2), RING, 300, ROWS, 0.2)
-    distance = jax.jit(fg.contrib.gossip.consensus_distance)
-    assert float(distance(x)) < 1e-3 * float(distance(ROWS))
+    assert np.linalg.norm(np.std(x, axis=0)) < 1e-3 * np.linalg.norm(np.std(ROWS, axis=0))
 
 
 @pytest.mark.parametrize("codec", [TOP, fg.Sign(), fg.codecs.DynamicSign(2.0, 0.99)], ids=repr)
@@ -466,20 +465,6 @@ def test_another_number_of_workers_is_refused():
         fg.checkpoint.reshard_state(
             state, fg.init_state(tx, np.zeros(N, np.float32), mesh_of(4), AXIS)
         )
-
-
-@pytest.mark.parametrize("scale", [1.0, 1e25, 1e-30])
-def test_consensus_distance_is_the_definition(scale):
-    scale = np.float32(scale)
-    rows = {"a": ROWS * scale, "b": ROWS[:, :3].reshape(WORKERS, 3, 1) * scale}
-    flat = np.concatenate(
-        [np.asarray(a, np.float64).reshape(WORKERS, -1) for a in rows.values()], 1
-    )
-    wanted = np.sqrt(np.mean(np.sum((flat - flat.mean(0)) ** 2, 1)))
-    found = jax.jit(fg.contrib.gossip.consensus_distance)
-    np.testing.assert_allclose(found(rows), wanted, rtol=1e-5)
-    rows["a"][3, 3] = np.nan
-    assert np.isnan(found(rows))
 
 
 # Bad input

@@ -4,8 +4,6 @@ The figures of this machine are kept in a folder of the tests, as if a copy took
 the machine of the table.
 """
 
-import platform
-
 import jax
 import pytest
 
@@ -35,8 +33,7 @@ def same_machine():
     """The machine of the table."""
     table = _devices.load_table()
     rate = 8 * _devices.COPY_VALUES / table["copy_seconds"]
-    host = platform.node()
-    return _devices.Device("same", "cpu", rate, 1.5e11, "2026-11-28", host=host)
+    return _devices.Device("same", "cpu", rate, 1.5e11, "2026-11-28")
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """What is said of the loss is what the committed runs say."""
 
+import functools
 import importlib
 import json
 import pathlib
@@ -9,7 +10,6 @@ import jax
 import pytest
 
 import fftgrad as fg
-from fftgrad.planning import _candidates
 
 RUNS = {
     "two stages 25x, Muon": "two stages 25x, Muon, lead 0.3",
@@ -33,91 +33,74 @@ def figures(monkeypatch):
     return importlib.import_module("tables")
 
 
-def test_the_classes_are_those_of_the_committed_runs(figures):
-    def runs(steps):
-        path = BENCHMARKS / f"results/convergence/steps-{steps}.json"
-        return json.loads(path.read_text())["runs"]
+@functools.cache
+def runs(name):
+    return json.loads((BENCHMARKS / f"results/convergence/{name}.json").read_text())["runs"]
 
-    lm, digits = figures.chosen(runs(200), "lm"), figures.chosen(runs(200), "digits")
-    longer = [figures.chosen(runs(steps), "lm") for steps in (2000, 400)]
+
+def compressed(measured):
+    """The default rows that are not dense, by what the runs call them: held-out tasks, or steps."""
+    matrix, held_out = jax.ShapeDtypeStruct((9, 9), "float32"), {r["method"] for r in runs("ends")}
+    rows = [row for row in fg.planning.candidates(matrix, 8) if not row.dense]
+    kinds = {RUNS.get(row.name, row.name): row for row in rows}
+    kind = lambda name, row: "steps" if row.steps else "ends" if name in held_out else "tuned"  # noqa: E731
+    found = {name: row for name, row in kinds.items() if kind(name, row) == measured}
+    assert found
+    return found
+
+
+def test_a_row_that_was_tuned_on_its_tasks_is_at_best_to_check(figures):
+    """Within 8 % of dense's loss, also in a longer run, and two points of its accuracy."""
+    lm, digits = (figures.chosen(runs("steps-200"), task) for task in ("lm", "digits"))
+    longer = [figures.chosen(runs(f"steps-{steps}"), "lm") for steps in (2000, 400)]
 
     def mean(rows, key):
         return statistics.mean(row[key] for row in rows)
 
-    for row, seen in _candidates.SEEN.items():
-        name = RUNS.get(row, row)
-        if not isinstance(seen, _candidates.Tuned):
-            continue
-        loss = 100 * (mean(lm[name], "loss") / mean(lm["dense"], "loss") - 1)
-        lost = 100 * (mean(digits["dense"], "accuracy") - mean(digits[name], "accuracy"))
-        assert seen[:2] == pytest.approx((loss, lost), abs=0.051), name
-        later = [
-            100 * (mean(rows[name], "loss") / mean(rows["dense"], "loss") - 1)
-            for rows in longer
-            if name in rows
-        ]
-        if seen.later is None:
-            assert not later, name
-        else:
-            assert seen.later == pytest.approx(later[0], abs=0.051), name
+    for name, row in compressed("tuned").items():
+        assert row.loss == "check"
+        assert mean(digits["dense"], "accuracy") - mean(digits[name], "accuracy") <= 0.02
+        for found in (lm, *longer):
+            if name in found:
+                assert mean(found[name], "loss") <= 1.08 * mean(found["dense"], "loss"), name
 
 
-def test_so_are_those_of_the_held_out_tasks(figures):
+def test_the_class_of_a_row_is_that_of_its_held_out_tasks(figures):
     methods = importlib.import_module("methods")
-    runs = json.loads((BENCHMARKS / "results/convergence/ends.json").read_text())["runs"]
-    held_out = {r: s for r, s in _candidates.SEEN.items() if isinstance(s, _candidates.HeldOut)}
-    matrix = jax.ShapeDtypeStruct((9, 9), "float32")
-    rows = {row.name: row for row in fg.planning.candidates(matrix, 8)}
     trained = {row.name: row for row in methods.ENDS}
-    assert held_out
-    for row, seen in held_out.items():
-        own = trained[RUNS.get(row, row)]
-        assert rows[row].every == own.every
+    for name, row in compressed("ends").items():
+        own, mine = trained[name], [run for run in runs("ends") if run["method"] == name]
+        assert row.every == own.every
         if own.every == 1:
-            assert rows[row].recipe == own.made(methods.Setting(8))
-            assert rows[row].optimizer.keywords == own.optimizer.keywords
-        sent = {run["mean_ratio"] for run in runs if run["method"] == own.name}
-        if isinstance(rows[row].recipe.exchange, fg.TwoStage):  # of 9 messages one stays
-            ratio = own.every * rows[row].recipe.exchange.codec.ratio * 8 / 9
+            assert row.recipe == own.made(methods.Setting(8))
+            assert row.optimizer.keywords == own.optimizer.keywords
+        sent = {run["mean_ratio"] for run in mine}
+        if isinstance(row.recipe.exchange, fg.TwoStage):  # of 9 messages one stays
+            ratio = own.every * row.recipe.exchange.codec.ratio * 8 / 9
             assert sorted(sent) == pytest.approx([ratio] * len(sent), rel=0.02)
         above = []
-        for task in sorted({run["task"] for run in runs if run["method"] == own.name}):
-            found = figures.chosen(runs, task)
-            loss = figures.mean_loss(found, RUNS.get(row, row))
-            above.append(100 * (loss / figures.best_dense(found) - 1))
-        assert len(above) == seen.tasks
-        assert seen[:2] == pytest.approx((statistics.mean(above), max(above)), abs=0.051), row
+        for task in sorted({run["task"] for run in mine}):
+            found = figures.chosen(runs("ends"), task)
+            above.append(100 * (figures.mean_loss(found, name) / figures.best_dense(found) - 1))
+        mean = round(statistics.mean(above), 1)
+        assert mean <= 8
+        usual = "as dense" if mean <= 1 else "close" if mean <= 3 else "check"
+        assert row.loss == (usual if len(above) > 1 else "check"), (name, above)
 
 
-def test_so_are_those_of_steps():
+def test_the_steps_of_a_row_are_those_of_its_runs():
     folder = BENCHMARKS / "results/slow_network"
-    runs = [
+    found = [
         run
         for path in folder.glob("lm-100mbit*.json")
         for run in json.loads(path.read_text())["runs"]
     ]
-    longer = {RUNS[row]: seen.steps for row, seen in _candidates.SEEN.items()
-              if isinstance(seen, _candidates.Longer)}  # fmt: skip
+    rows = compressed("steps")
     steps = {
-        name: statistics.mean(run["assessed"][-1][0] for run in runs if run["method"] == name)
-        for name in ("dense", *longer)
+        name: statistics.mean(run["assessed"][-1][0] for run in found if run["method"] == name)
+        for name in ("dense", *rows)
     }
-    assert len(longer) == 3
-    for name, wanted in longer.items():
-        assert wanted == pytest.approx(steps[name] / steps["dense"], abs=0.01)
-
-
-def test_kinds():
-    held_out, tuned, longer = _candidates.HeldOut, _candidates.Tuned, _candidates.Longer
-    kinds = [held_out(mean, 9.0).kind for mean in (-1.0, 1.0, 1.1, 3.0, 3.1, 8.0, 8.1)]
-    assert {held_out(mean, 9.0, tasks=1).kind for mean in (0.0, 3.0, 8.0)} == {"check"}
-    assert kinds == ["as dense"] * 2 + ["close"] * 2 + ["check"] * 2 + ["worse"]
-    assert tuned(-2.0, 0.0).kind == tuned(8.0, 2.0).kind == tuned(0.0, 0.0, 8.0).kind == "check"
-    assert (
-        tuned(9.0, 0.0, 0.0).kind
-        == tuned(0.0, 0.0, 9.0).kind
-        == tuned(8.1, 0.0).kind
-        == tuned(0.0, 2.1).kind
-        == "worse"
-    )
-    assert [longer(x).kind for x in (1.2, 1.5, 1.6)] == ["check", "check", "worse"]
+    assert len(rows) == 3
+    for name, row in rows.items():
+        assert (row.loss, row.steps <= 1.5) == ("check", True)
+        assert row.steps == pytest.approx(steps[name] / steps["dense"], abs=0.01)

@@ -3,12 +3,13 @@
 import typing
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fftgrad as fg
 from fftgrad.planning import _candidates, _plan, _predict
-from fftgrad.planning._plan import Model, Way, sort
+from fftgrad.planning._plan import predict_row, sort
 
 LIKE = {"w": jax.ShapeDtypeStruct((1000, 1000), "float32")}
 NONE = fg.planning.Timing(0.0, 0.0)
@@ -54,16 +55,6 @@ def test_the_order_is_that_of_seconds_to_the_same_loss():
     assert [row.to_loss / row.seconds for row in found.rows] == pytest.approx([1, 1.2, 1.3, 1])
 
 
-def test_the_steps_of_the_default_rows_are_those_that_were_seen_or_of_their_class():
-    rows = {row.name: row for row in _candidates.candidates(LIKE, 4)}
-    dense = {name for name, row in rows.items() if row.dense}
-    assert {rows[name].loss for name in dense} == {"as dense"}
-    assert rows.keys() == _candidates.SEEN.keys() | dense
-    for name, seen in _candidates.SEEN.items():
-        steps = getattr(seen, "steps", _candidates.STEPS[seen.kind])
-        assert (rows[name].to_loss, rows[name].loss) == (steps, seen.kind)
-
-
 def test_a_row_that_loses_over_slow_links_says_so():
     """In a ring a gather has half the rounds of a sum, and so wins where bytes cost nothing."""
     row = fg.planning.Candidate("gather", fg.AllGather(fg.UniformQuantizer(bits=4)))
@@ -101,7 +92,7 @@ PLANS = 80
 def test_what_a_plan_recommends_is_never_slower_than_dense(workers):
     """Whatever the link, the step, and what an exchange takes on the device."""
     rng = np.random.default_rng(workers)
-    groups = _predict.groups(workers, None, None)
+    groups = _predict.groups(workers, None)
     rows = _candidates.candidates(LIKE, workers)
     rows = rows[:2] + rows[2::5]  # those that are dense, and a few of the others
     sent = {row.name: _plan._sent(row, LIKE, groups) for row in rows}
@@ -109,13 +100,13 @@ def test_what_a_plan_recommends_is_never_slower_than_dense(workers):
         bandwidth, latency, step, codec = 10 ** rng.uniform([5, -6, -4, -5], [12, -1, 1, 0])
         link = fg.planning.Link(bandwidth, latency)
         algorithm, buckets = str(rng.choice(typing.get_args(_plan.Algorithm))), rng.integers(1, 9)
-        model = Model(step, link, groups, algorithm)
-        ways = [
-            Way(row, fg.planning.Timing(*codec * rng.random(2)), sent[row.name], 1, int(buckets))
+        known = int(buckets), step, link, groups, algorithm
+        told = [
+            predict_row(row, fg.planning.Timing(*codec * rng.random(2)), sent[row.name], *known)
             for row in rows
         ]
-        found = fg.planning.Plan(sort([model.plan_row(way, ways) for way in ways]))
-        assert found.best.seconds <= min(model.seconds(way) for way in ways if way.row.dense)
+        found = fg.planning.Plan(sort(told))
+        assert found.best.seconds <= min(row.seconds for row in told if row.is_dense)
         assert found.compress != found.best.is_dense
 
 
@@ -128,3 +119,15 @@ def test_a_loss_is_one_to_check_beyond_twice_the_ratio_it_was_measured_with(monk
         plan = fg.planning.plan(like, step="1s", link="1mbit", workers=4, device="h100")
         row = next(row for row in plan.rows if row.name == name)
         assert (row.loss, "check" in row.why_not) == (loss, loss == "check")
+
+
+def test_a_plan_says_where_workers_may_share_the_matrices_of_muon():
+    like = {"up": jax.ShapeDtypeStruct((4096, 4096), jnp.float32)}
+    fast = 8, fg.planning.Link("50GB/s", 0.0)
+    over = {"step": "1s", "link": "100mbit", "workers": 16, "device": "a100"}
+    seconds = max(row.parts.muon for row in fg.planning.plan(like, **over).rows)
+    sent = 7 / 8 * 2 * 4096**2 / 50e9
+    took, instead = (fg.planning._text.quantity(s, "s") for s in (seconds / 8 + sent, seconds))
+    text = fg.planning.plan(like, **over, fast=fast).source
+    assert f"With share_axis='fast', Muon's matrices take {took} in place of {instead}." in text
+    assert "share_axis" not in fg.planning.plan(like, **over).source

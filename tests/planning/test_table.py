@@ -1,7 +1,6 @@
 """A plan that times nothing: codec times from the tables, scaled to the figures of a device."""
 
 import math
-import platform
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,6 @@ import pytest
 import fftgrad as fg
 from fftgrad.planning import _candidates, _commands, _devices, _plan, _predict, _timing
 from fftgrad.planning._predict import Groups
-from fftgrad.planning._text import parse_count
 
 LINK = fg.planning.Link("1gbit", "100us")
 MOST = 1 << 22
@@ -36,8 +34,7 @@ def untimed(monkeypatch):
 def timings(values, workers=16, joined=1, device="this"):
     like = squares(values)
     rows = fg.planning.candidates(like, workers, joined)
-    sizes = {"slow": workers, "fast": joined} if joined > 1 else {"data": workers}
-    groups = Groups(sizes, "data", LINK if joined > 1 else None)
+    groups = Groups(workers, joined, LINK if joined > 1 else None)
     return _devices.from_table(rows, like, groups, _devices.find(device))[0]
 
 
@@ -128,26 +125,18 @@ def test_a_machine_is_measured_once_and_its_file_is_a_device(monkeypatch, tmp_pa
         _devices.find(__file__)
 
 
-def test_figures_of_another_host_are_measured_again_and_both_say_so(monkeypatch):
-    _devices.measure()
-    own, heard = _devices.measured(), []
-    assert _devices.find("this", heard.append).host == platform.node()
+def test_each_host_has_a_file_of_its_own(monkeypatch):
+    own = _devices.kept()
     monkeypatch.setattr(_devices.platform, "node", lambda: "elsewhere")
-    assert _devices.find(_devices.kept(), heard.append) == own  # named as a file
-    assert not heard
-    monkeypatch.setattr(_devices, "measured", lambda: own._replace(host="elsewhere", load=1.5))
-    assert _devices.find("this", heard.append).host == "elsewhere"
-    assert heard == [f"this host again: {_devices.kept()} is of host {own.host}"]
-    known = {"step": "300ms", "link": LINK, "workers": 16}
-    assert "on host elsewhere, load 1.5" in fg.planning.plan(squares(30_000), **known).source
+    assert _devices.kept() != own
 
 
 @pytest.mark.parametrize("device", sorted(_devices.KNOWN))
-@pytest.mark.parametrize("model", ["gpt2:124M", "llama:7B"])
+@pytest.mark.parametrize("model", ["llama:134M", "llama:7B"])
 @pytest.mark.usefixtures("untimed")
 def test_a_plan_for_an_accelerator_is_made_without_it(monkeypatch, device, model):
     monkeypatch.setattr(_devices, "measured", lambda: pytest.fail("this machine was measured"))
-    like = _commands.model(model)
+    like = _commands.model(*_commands.MODELS[model])
     known = {"step": "1s", "link": LINK, "workers": 16, "device": device}
     found = fg.planning.plan(like, **known)
     assert found == fg.planning.plan(like, **known)
@@ -199,17 +188,13 @@ def test_an_eigenbasis_turns_short_sides_only():
 
 @pytest.mark.parametrize("name", _commands.MODELS)
 def test_a_named_model_has_about_as_many_parameters_as_its_name_says(name):
-    said = parse_count("model", name.partition(":")[2])
-    assert _predict.count(_commands.model(name)) == pytest.approx(said, rel=0.08)
+    said = float(name[6:-1]) * {"M": 1e6, "B": 1e9}[name[-1]]
+    assert _predict.count(_commands.model(*_commands.MODELS[name])) == pytest.approx(said, rel=0.08)
 
 
 def test_embeddings_are_not_orthogonalized():
-    one, two = (_commands.transformer(layers, 64, vocabulary=999) for layers in (1, 2))
-    each = _devices.orthogonalizing(one)
-    assert _devices.orthogonalizing(two) == 2 * each
-    assert each == _devices.orthogonalizing(one["layers"])
-    gpt = _commands.model("gpt2:124M")
-    assert _devices.orthogonalizing(gpt) == _devices.orthogonalizing(gpt["layers"])
+    model = _commands.model(*_commands.MODELS["llama:134M"])
+    assert _devices.orthogonalizing(model) == _devices.orthogonalizing(model["layers"])
 
 
 ROWS = [
@@ -218,12 +203,9 @@ ROWS = [
 ]
 
 
-def test_rows_of_ones_own_are_timed_small_and_in_proportion(monkeypatch):
-    sizes = []
-
+def test_rows_of_ones_own_are_timed_for_the_whole_model(monkeypatch):
     def time_exchange(_, like, *__, **___):
         values = sum(leaf.size for leaf in jax.tree.leaves(like))
-        sizes.append(values)
         return fg.planning.Timing(1e-9 * values, 2e-9 * values)
 
     monkeypatch.setattr(_timing, "time_exchange", time_exchange)
@@ -231,11 +213,7 @@ def test_rows_of_ones_own_are_timed_small_and_in_proportion(monkeypatch):
     known = {"step": "1s", "link": LINK, "workers": 16, "rows": ROWS, "tell": heard.append}
     found = fg.planning.plan(like, **known)
     assert heard == ["dense", "signs"]
-    assert max(sizes) < 1.01 * _devices.LARGEST
     (signs,) = (row for row in found.rows if row.name == "signs")
     assert signs.parts.compress == pytest.approx(0.4, rel=0.01)
     assert signs.parts.decompress == pytest.approx(0.8, rel=0.01)
-    assert "in proportion" in found.source
-    sizes.clear()
-    fg.planning.plan(like, **known, measure=True)
-    assert set(sizes) == {400_000_000}
+    assert found.source == "Codec times: measured here."

@@ -1,4 +1,4 @@
-"""What is timed is what was asked for: in turn, once compiled, to the end."""
+"""What is timed is what was asked for: once compiled, to the end."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import pytest
 from cases import values
 
 from fftgrad.planning import _timing
-from fftgrad.planning._timing import Timed, timed, timed_in_turn
+from fftgrad.planning._timing import Timed, timed
 
 
 class Clock:
@@ -36,18 +36,6 @@ def test_the_median_is_that_of_the_inputs_in_turn(clock):
 @pytest.mark.parametrize(("seconds", "least", "rounds"), [(0.0, 1, 1), (0.0, 7, 7), (8.5, 3, 5)])
 def test_it_goes_on_until_both_are_enough(clock, seconds, least, rounds):
     assert timed(clock.work, [2.0], seconds, least) == Timed(2.0, 2.0, rounds)
-
-
-def test_each_has_its_turn_in_a_round():
-    calls = []
-    tasks = [(lambda x, name=name: calls.append(name + x), "12") for name in "ab"]
-    timed_in_turn(tasks, 0.0, least_rounds=3)
-    assert calls == ["a1", "a1", "b1", "b1", *("a1", "b1"), *("a2", "b2"), *("a1", "b1")]
-
-
-def test_one_that_is_done_leaves_the_rounds(clock):
-    slow, fast = timed_in_turn([(clock.work, [4.0]), (clock.work, [1.0])], 6.0, 2)
-    assert (slow.rounds, fast.rounds) == (2, 6)
 
 
 def test_the_slowest_worker_counts_and_all_begin_together(clock):
