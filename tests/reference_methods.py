@@ -84,30 +84,48 @@ class Oracle:
         return out
 
 
-class TopK(Oracle):
+class Feedback(Oracle):
+    """The mean of what is sent of each leaf, or of all as one vector, and feedback of the rest."""
+
+    decay, together = 1.0, False
+
+    def parts(self, grads):
+        return [{"all": flat(g)} if self.together else g for g in grads]
+
+    def start(self, grads):
+        return super().start(self.parts(grads))
+
+    def average(self, grads):
+        sent = []
+        for residual, grad in zip(self.state, self.parts(grads), strict=True):
+            sent.append({})
+            for name, g in grad.items():
+                a = self.decay * residual[name] + g
+                sent[-1][name] = self.compress(a)
+                residual[name] = a - sent[-1][name]
+        return unflat(mean(sent)["all"], grads[0]) if self.together else mean(sent)
+
+    step = average
+
+
+class TopK(Feedback):
     def __init__(self, fraction):
         super().__init__()
         self.fraction = fraction
 
-    def step(self, grads):
-        sent = []
-        for residual, grad in zip(self.state, grads, strict=True):
-            sent.append({})
-            for name in grad:
-                a = residual[name] + grad[name]
-                chosen = reference.top_k(a.ravel(), reference.kept(self.fraction, a.size))
-                sent[-1][name] = keep(a, chosen)
-                residual[name] = a - sent[-1][name]
-        return mean(sent)
+    def compress(self, a):
+        return keep(a, reference.top_k(a.ravel(), reference.kept(self.fraction, a.size)))
 
 
-class FeedbackSgd(Oracle):
+class FeedbackSgd(TopK):
     """Top-k of all leaves together, feedback, and quasi-hyperbolic momentum (arXiv:1810.06801)."""
 
+    together = True
+
     def __init__(self, learning_rate, momentum, fraction, lead, decay=1.0):
-        super().__init__()
+        super().__init__(fraction)
         self.rate, self.momentum, self.lead = learning_rate, momentum, lead
-        self.fraction, self.decay, self.m = fraction, decay, None
+        self.decay, self.m = decay, None
 
     def step(self, grads):
         led = self.led(self.average(grads))
@@ -119,15 +137,6 @@ class FeedbackSgd(Oracle):
             self.m[name] = self.momentum * self.m[name] + (1 - self.momentum) * leaf
         lead = self.lead
         return {name: lead * leaf + (1 - lead) * self.m[name] / correct for name, leaf in g.items()}
-
-    def average(self, grads):
-        sent = []
-        for residual, grad in zip(self.state, grads, strict=True):
-            a = self.decay * flat(residual) + flat(grad)
-            chosen = reference.top_k(a, reference.kept(self.fraction, a.size))
-            sent.append(unflat(keep(a, chosen), grad))
-            residual.update(unflat(a - flat(sent[-1]), grad))
-        return mean(sent)
 
 
 class FeedbackAdam(FeedbackSgd):
@@ -184,25 +193,15 @@ class FeedbackMuon(FeedbackSgd):
         return scale * x
 
 
-class RandomK(Oracle):
-    def __init__(self, fraction):
-        super().__init__()
-        self.fraction = fraction
+class RandomK(TopK):
+    together = True
 
-    def step(self, grads):
-        sent = []
-        for residual, grad in zip(self.state, grads, strict=True):
-            a = flat(residual) + flat(grad)
-            k = reference.kept(self.fraction, a.size)
-            edges = [i * (a.size // k) + min(i, a.size % k) for i in range(k + 1)]
-            bits = np.asarray(keyed_bits(keys(self.t, 0)[0], k))
-            chosen = [
-                lo + int(b) % (hi - lo)
-                for lo, hi, b in zip(edges[:-1], edges[1:], bits, strict=True)
-            ]
-            sent.append(unflat(keep(a, chosen), grad))
-            residual.update(unflat(a - flat(sent[-1]), grad))
-        return mean(sent)
+    def compress(self, a):
+        k = reference.kept(self.fraction, a.size)
+        edges = [i * (a.size // k) + min(i, a.size % k) for i in range(k + 1)]
+        bits = np.asarray(keyed_bits(keys(self.t, 0)[0], k)).tolist()
+        bins = zip(itertools.pairwise(edges), bits, strict=True)
+        return keep(a, [low + b % (high - low) for (low, high), b in bins])
 
 
 class Qsgd(Oracle):
@@ -255,16 +254,9 @@ class TernGrad(Oracle):
         return out
 
 
-class SignSgd(Oracle):
-    def step(self, grads):
-        sent = []
-        for residual, grad in zip(self.state, grads, strict=True):
-            sent.append({})
-            for name in grad:
-                p = residual[name] + grad[name]
-                delta = np.abs(p).sum() / p.size * np.sign(p)
-                sent[-1][name], residual[name] = delta, p - delta
-        return mean(sent)
+class SignSgd(Feedback):
+    def compress(self, a):
+        return np.abs(a).sum() / a.size * np.sign(a)
 
 
 class MajorityVote(Oracle):
@@ -548,39 +540,8 @@ def gram_schmidt(p):
     return p
 
 
-class PowerSgd(Oracle):
-    def __init__(self, rank):
-        super().__init__()
-        self.rank = rank
-
-    def start(self, grads):
-        self.q = {}
-        for name in sorted(grads[0]):
-            leaf = grads[0][name]
-            if leaf.ndim > 1:
-                key = jax.random.key(sorted(grads[0]).index(name))
-                q = jax.random.normal(key, (leaf.shape[-1], self.rank))
-                self.q[name] = np.asarray(q, np.float64)
-        return super().start(grads)
-
-    def step(self, grads):
-        out = {}
-        for name in grads[0]:
-            leaves = [e[name] + g[name] for e, g in zip(self.state, grads, strict=True)]
-            if name not in self.q:
-                out[name] = np.mean(leaves, axis=0)
-                continue
-            matrices = [leaf.reshape(-1, leaf.shape[-1]) for leaf in leaves]
-            p = gram_schmidt(np.mean([m @ self.q[name] for m in matrices], axis=0))
-            self.q[name] = np.mean([m.T @ p for m in matrices], axis=0)
-            out[name] = (p @ self.q[name].T).reshape(leaves[0].shape)
-            for e, leaf in zip(self.state, leaves, strict=True):
-                e[name] = leaf - out[name]
-        return out
-
-
 class LowRank(Oracle):
-    """What PowerSGD factorizes, and a random factor of each matrix along one of its axes."""
+    """A random factor of each matrix along one of its axes, and what the workers keep."""
 
     def __init__(self, rank):
         super().__init__()
@@ -611,6 +572,17 @@ class LowRank(Oracle):
 
     def dense(self, name, mean):
         return mean
+
+
+class PowerSgd(LowRank):
+    def start(self, grads):
+        self.q = self.factors(grads[0], 1)
+        return super().start(grads)
+
+    def exchange(self, name, xs):
+        p = gram_schmidt(np.mean([x @ self.q[name] for x in xs], axis=0))
+        self.q[name] = np.mean([x.T @ p for x in xs], axis=0)
+        return p @ self.q[name].T, [p @ self.q[name].T] * len(xs)
 
 
 class AcpSgd(LowRank):
@@ -675,20 +647,13 @@ class Dion(LowRank):
         return m / (np.sqrt(v) + 1e-8)
 
 
-class DeMo(Oracle):
+class DeMo(Feedback):
     def __init__(self, k, block, decay):
         super().__init__()
         self.k, self.block, self.decay = k, block, decay
 
     def step(self, grads):
-        sent = []
-        for momentum, grad in zip(self.state, grads, strict=True):
-            sent.append({})
-            for name, g in grad.items():
-                d = self.decay * momentum[name] + g
-                sent[-1][name] = self.compress(d)
-                momentum[name] = d - sent[-1][name]
-        self.mean = mean(sent)
+        self.mean = self.average(grads)
         return {name: np.sign(leaf) for name, leaf in self.mean.items()}
 
     def compress(self, d):

@@ -255,15 +255,6 @@ LAYERS = values((60_000,)) * np.repeat(np.exp(values((60,), 1)), 1000).astype(np
 FILLED = fg.Budget(bytes=fg.wire_bytes(TOP, LAYERS) - 8)
 
 
-def test_equal_values_that_do_not_fit_together_are_sent_in_part():
-    for spread in (1, 3, 50, 1000):
-        x = np.where(np.arange(LAYERS.size) % spread == 0, 1.0, 0.0).astype(np.float32)
-        payload = compress(FILLED, x)
-        per_value = 8 + 2 * np.log2(spread)
-        bits = 32 * payload.side.words.size
-        assert count(payload) >= min(x.size // spread, 0.7 * bits / per_value), spread
-
-
 def test_the_message_is_filled_and_nearer_than_top_k_at_the_same_bytes():
     payload, positions, back = both_ways(FILLED, LAYERS)
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(payload)) == FILLED.bytes // 4 * 4

@@ -14,12 +14,9 @@ from cases import (
     OWN_SCALE,
     SHAPES,
     TILED,
-    floats,
     one_of_each,
     values,
 )
-from hypothesis import given
-from hypothesis.extra import numpy as hnp
 from messages import LIKE, STEP, N, message
 
 import fftgrad as fg
@@ -43,6 +40,7 @@ def test_a_message(name):
     sent = message(codec, x)
     assert (sent.values.shape, sent.values.dtype) == ((N,), np.float32)
     assert sent.finite
+    assert name not in LOSSLESS or np.array_equal(sent.values, x)
     assert sent.words.dtype == np.uint32
     own = sum(-(-leaf.nbytes // 4) * 4 for leaf in jax.tree.leaves(sent.payload))
     assert fg.wire_bytes(codec, LIKE) == sent.words.nbytes == 4 + own
@@ -127,12 +125,6 @@ def test_codecs_of_one_shape(shape):
     assert eval(repr(codec), vars(fg) | vars(fg.codecs)) == codec
     with pytest.raises(ValueError, match="by a rule"):
         fg.compress(codec, jnp.ones(31))
-
-
-@pytest.mark.parametrize("name", sorted(LOSSLESS))
-@given(x=hnp.arrays(np.float32, 33, elements=floats(100)))
-def test_lossless_bit_for_bit(name, x):
-    np.testing.assert_array_equal(compiled_round_trip(CODECS[name], x), x)
 
 
 @dataclasses.dataclass(frozen=True)

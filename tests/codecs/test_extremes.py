@@ -1,7 +1,6 @@
 """Values at the ends of float32, values that are all equal, and codecs in every combination."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -169,7 +168,7 @@ def test_what_a_transform_cannot_hold_makes_a_bad_step():
     np.testing.assert_allclose(mean, 1.0, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
 def test_a_cast_keeps_signs_and_sizes(name):
     x = np.array([1.0, -1.0, 0.0, 2.0, -2.0, 1.5], np.float32)
     np.testing.assert_allclose(round_trip(fg.Cast(name), x), x, rtol=0.25)
@@ -206,15 +205,6 @@ def test_a_threshold_is_that_of_halving_the_bounds(fraction):
             middle = np.float32(0.5) * low + np.float32(0.5) * high if halvings < 8 else by_bits
             low, high = (middle, high) if np.sum(size > middle) >= k else (low, middle)
         np.testing.assert_allclose(threshold(codec, x), low, rtol=1e-5, err_msg=name)
-
-
-@pytest.mark.parametrize("search", ["binary", "exact"])
-def test_a_threshold_keeps_what_is_not_finite_wherever_it_is(search):
-    codec = fg.Threshold(fraction=0.1, search=search)
-    for position, bad in itertools.product(range(90), (np.nan, np.inf, -np.inf)):
-        x = values((90,))
-        x[position] = bad
-        assert not np.all(np.isfinite(round_trip(codec, x))), (position, bad)
 
 
 def test_an_exact_threshold_sends_the_largest_and_no_zeros():

@@ -13,7 +13,6 @@ from cases import EVERY_CASE, floats, values
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from messages import compress, decompress
 from parallel import AXIS, everywhere
 
 import fftgrad as fg
@@ -65,7 +64,7 @@ def test_adversarial_inputs(k):
         hnp.arrays(np.float32, N, elements=floats(127)),
         hnp.arrays(np.float32, N, elements=st.sampled_from([0.0, 1.0, -1.0, 2.0])),  # ties
     ),
-    k=st.sampled_from([1, 7, 60, 150]),
+    k=st.sampled_from([1, 19, 100, 199]),  # compiled above
 )
 def test_any_floats(x, k):
     payload = compiled(x, k)
@@ -75,7 +74,7 @@ def test_any_floats(x, k):
 
 @given(
     x=hnp.arrays(np.float32, (2, N), elements=floats(126)),
-    k=st.sampled_from([1, 7, 60]),
+    k=st.sampled_from([1, 60]),
 )
 def test_complex_by_modulus(x, k):
     z = x[0] + 1j * x[1]
@@ -86,15 +85,6 @@ def test_complex_by_modulus(x, k):
     most_dropped = np.delete(modulus, found).max()
     # Two roundings of the energy, and the floor below which moduli count as equal.
     assert least_kept >= most_dropped * (1 - 1e-6) - 1e-18 * modulus.max()
-
-
-def test_nothing_is_finite_where_chance_leaves_out_what_is_not():
-    codec, step = fg.RandomK(k=3), fg.Step.of(0)
-    for place, bad in itertools.product(range(7), (np.nan, np.inf, -np.inf)):
-        x = np.ones(7, np.float32)
-        x[place] = bad
-        y = decompress(codec, compress(codec, x, step=step), x, step=step)
-        assert np.all(np.isnan(y)), (place, bad)
 
 
 def test_k_is_the_ceiling_of_the_share():

@@ -33,18 +33,11 @@ ORACLES = {
         lambda: o.DataLens(0.1, 0.25, 0.5),
         0,
     ),
-    "scale_by_datalens by chance": (
+    "scale_by_datalens by chance, with noise": (
         fg.contrib.votes.scale_by_datalens(
-            fg.contrib.votes.TopVotes(4, fraction=0.3, clip=2.0), beta=0.0
+            fg.contrib.votes.TopVotes(4, fraction=0.3, clip=2.0, sigma=0.7), beta=0.25, key=0
         ),
-        lambda: o.DataLens(0.3, 0.0, clip=2.0),
-        0,
-    ),
-    "scale_by_datalens with noise": (
-        fg.contrib.votes.scale_by_datalens(
-            fg.contrib.votes.TopVotes(4, fraction=0.1, sigma=0.7), beta=0.25, key=0
-        ),
-        lambda: o.DataLens(0.1, 0.25, sigma=0.7),
+        lambda: o.DataLens(0.3, 0.25, clip=2.0, sigma=0.7),
         0,
     ),
     "demo": (
@@ -99,21 +92,16 @@ ORACLES = {
     # Searched for in each step, a threshold passes at most 2k. Used again it passes more, of which
     # the message has room for 2k, as documented.
     "redsync": (
-        m.redsync(0.05, dense_below=100, trimmed_below=2000, reuse=1),
-        lambda: o.RedSync(0.05, 100, 2000, reuse=1),
-        1e-5,
-    ),
-    "redsync reuse": (
-        m.redsync(0.05, dense_below=100, trimmed_below=2000),
-        lambda: o.RedSync(0.05, 100, 2000, capacity=2),
-        1e-5,
-    ),
-    "redsync Nesterov": (
         optax.chain(
             fg.training.clip_by_local_norm(3.0 / 4**0.5),
             pmean(m.redsync(0.05, dense_below=100, trimmed_below=2000, reuse=1, nesterov=True)),
         ),
         lambda: o.RedSync(0.05, 100, 2000, reuse=1, nesterov=True, clip=3.0),
+        1e-5,
+    ),
+    "redsync reuse": (
+        m.redsync(0.05, dense_below=100, trimmed_below=2000),
+        lambda: o.RedSync(0.05, 100, 2000, capacity=2),
         1e-5,
     ),
     "redsync quantized": (
@@ -216,7 +204,8 @@ def test_a_diminishing_theta_changes_the_bytes_not_the_program():
     init, update = train_step(tx, 4, like=like)
     grads = gradients(like, 4)
     state = init({"w": np.zeros(1000, np.float32)})
-    sent = {c.branch: (c.kind, c.bytes) for c in fg.audit(update.lower(grads, state).compile())}
+    update = update.lower(grads, state).compile()
+    sent = {c.branch: (c.kind, c.bytes) for c in fg.audit(update)}
     assert sent[0,][1] < sent[1,][1] < sent[2,][1]
     assert sent[2,] == ("all-reduce", 4000)
     exact = np.asarray(grads["w"]).mean(0)
@@ -225,7 +214,6 @@ def test_a_diminishing_theta_changes_the_bytes_not_the_program():
         mean, state = update(grads, state)
         errors.append(float(np.linalg.norm(mean["w"] - exact) / np.linalg.norm(exact)))
     assert errors[0] > errors[1] == errors[2] > 100 * errors[3]
-    assert update._cache_size() == 1
 
 
 def test_theta_falls_with_the_learning_rate():

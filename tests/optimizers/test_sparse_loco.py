@@ -179,19 +179,6 @@ def test_it_sends_205_times_less_than_float32_and_10_bits_a_value():
     assert 4 * big["w"].size / (kept * 14 / 8) == pytest.approx(146.3, abs=0.1)
 
 
-@pytest.mark.parametrize("fragments", [1, EVERY])
-def test_the_compiled_program_sends_what_is_said(fragments):
-    tx = fg.optimizers.sparse_loco(
-        optax.adam(0.1), sync_every=EVERY, fragments=fragments, overlap_steps=int(fragments > 1)
-    )
-    params, rows = zeros(), zeros(WORKERS)
-    run = everywhere("shard_map", tx.update, WORKERS)
-    program = run.lower(rows, jax.eval_shape(jax.vmap(tx.init), rows), rows).compile()
-    exchange = fg.AllGather(RULE, clip_to_median=True)
-    expected = fg.wire_bytes(exchange, fg.optimizers.fragment(params, fragments), BY_LEAF)
-    assert sum(c.bytes for c in fg.audit(program)) == expected
-
-
 def test_a_worker_with_a_rate_too_high_does_not_end_training():
     """The median's length bounds it; without that the same run goes off."""
 
