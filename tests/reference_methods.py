@@ -142,9 +142,9 @@ class FeedbackSgd(TopK):
 class FeedbackAdam(FeedbackSgd):
     """The same in front of Adam's root (QHAdam)."""
 
-    def __init__(self, learning_rate, fraction, lead, b2=0.99):
-        super().__init__(learning_rate, 0.9, fraction, lead)
-        self.b2, self.v = b2, None
+    def __init__(self, learning_rate, fraction, lead, b1, b2, eps):
+        super().__init__(learning_rate, b1, fraction, lead)
+        self.b2, self.eps, self.v = b2, eps, None
 
     def step(self, grads):
         g = self.average(grads)
@@ -154,7 +154,7 @@ class FeedbackAdam(FeedbackSgd):
         led = self.led(g, 1 - self.momentum ** (self.t + 1))
         correct = 1 - self.b2 ** (self.t + 1)
         return {
-            name: -self.rate * leaf / (np.sqrt(self.v[name] / correct) + 1e-8)
+            name: -self.rate * leaf / (np.sqrt(self.v[name] / correct) + self.eps)
             for name, leaf in led.items()
         }
 

@@ -150,11 +150,12 @@ VECTORS = {
 @pytest.mark.parametrize("size", [20, 31, 160])
 def test_every_bit_is_that_of_the_oracle(size):
     for vector, x in VECTORS.items():
-        payload = compress(fg.Budget(bytes=size), x)
+        payload, _, back = both_ways(fg.Budget(bytes=size), x)
         step, kept, order, words = oracle(vector, size)
         assert float(payload.main[0]) == step, vector
         assert (count(payload), int(payload.side.head[0]) >> 27) == (kept, order), vector
         assert payload.side.words.tolist() == words, vector
+        assert np.count_nonzero(back) == kept > 0, vector
 
 
 LONG = values((200_000,)) * np.repeat(values((200,), 1), 1000)
@@ -223,20 +224,6 @@ def test_what_is_sent_is_near_and_among_the_largest(x, size):
     assert np.all(np.abs(back - x)[sent] <= 0.376 * np.abs(x)[sent])
     if sent.any() and sent.sum() < 300:
         assert np.abs(x)[~sent].max() <= 1.07 * np.abs(x)[sent].min()
-
-
-def test_what_is_tiny_is_sent_with_steps_that_are_normal_numbers():
-    for scale in (1e-34, 1e-35, 1e-36, 1e-37):
-        x = (values((300,)) * scale).astype(np.float32)
-        x = np.where(np.abs(x) < 2.0**-125, 0, x).astype(np.float32)
-        errors = []
-        for size in (1000, 160, 31):
-            payload, _, back = both_ways(fg.Budget(bytes=size), x)
-            back = np.asarray(back, np.float64)
-            assert payload.main[0] >= np.finfo(np.float32).tiny
-            assert count(payload) == (back != 0).sum() > 0
-            errors.append(np.linalg.norm(back - x) / np.linalg.norm(x.astype(np.float64)))
-        assert errors[0] <= errors[1] <= errors[2] < 0.9, (scale, errors)
 
 
 def test_what_fills_the_last_bits_has_no_larger_error_than_is_claimed():

@@ -14,7 +14,7 @@ import fftgrad as fg
 from fftgrad.codecs._levels import _centroids
 
 N = 60
-BITS = [*range(2, 9), 12, 16]
+BITS = [*range(2, 6), 8, 12, 16]
 
 
 @functools.partial(jax.jit, static_argnums=0)

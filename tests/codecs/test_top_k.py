@@ -53,7 +53,7 @@ ADVERSARIAL = {
 
 
 @EVERY_CASE
-@pytest.mark.parametrize("k", [1, 2, 19, 100, 199, 200])
+@pytest.mark.parametrize("k", [1, 19, 100, 199, 200])
 def test_adversarial_inputs(k):
     for name, x in ADVERSARIAL.items():
         np.testing.assert_array_equal(positions(x, k), reference.top_k(x, k), err_msg=name)
@@ -144,10 +144,13 @@ def test_a_long_complex_vector_by_modulus(scale):
 
 @pytest.mark.parametrize("name", ["heavy tail", "small where the sample looks"])
 def test_the_bracket_is_proved_and_not_believed(name):
-    x = jnp.asarray(HARD[name].astype(np.float32))
-    source, key = _selection.keys(x)
-    guess, capacity = _selection._guess(source, key, 400)
-    from_low, from_high = (int(jnp.sum(key(x) >= edge)) for edge in (guess.low, guess.high))
+    @jax.jit
+    def counts(x):
+        source, key = _selection.keys(x)
+        guess, capacity = _selection._guess(source, key, 400)
+        return [jnp.sum(key(x) >= edge) for edge in (guess.low, guess.high)], capacity
+
+    (from_low, from_high), capacity = jax.device_get(counts(HARD[name].astype(np.float32)))
     holds = from_high < 400 <= from_low and from_low - from_high <= capacity
     assert holds == (name == "heavy tail")
     assert capacity < LARGE // 2

@@ -3,8 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import math
-import re
 
 import goldens
 import jax
@@ -12,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from cases import CODECS, EXCHANGES, SLOW, gradients, one_of_each, sample, values
+from cases import CODECS, EXCHANGES, gradients, one_of_each, sample, values
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, MODES, everywhere, of_size, train_step
@@ -117,9 +115,7 @@ def test_every_way_of_running_it_agrees(name, mode):
 def test_the_bytes_of_the_compiled_program_are_those_that_are_promised(name):
     """Also those over a link, for eight workers; `check_exchange` has others for four."""
     exchange, workers = EXCHANGES[name], 8
-    program = compiled("shard_map", exchange, workers)
-    found = fg.audit(program)
-    assert sum(c.bytes for c in found) == bytes_out(program.as_text(), workers)
+    found = fg.audit(compiled("shard_map", exchange, workers))
     if isinstance(exchange, fg.Scheduled):
         for branch, step in enumerate(exchange.starts):
             here = [c for c in found if c.branch == (branch,)]
@@ -137,23 +133,6 @@ def test_the_bytes_of_the_compiled_program_are_those_that_are_promised(name):
         check_link_bytes(found, sized, workers)
         if isinstance(exchange, fg.AllGather):
             assert [(c.kind, c.dtype) for c in found] == [("all-gather", "u32")]
-
-
-WIDTHS = {"pred": 1, "u8": 1, "s8": 1, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
-LINE = re.compile(r"= (.*?) (all-reduce|all-gather|all-to-all|reduce-scatter)\(", re.ASCII)
-
-
-def bytes_out(text, workers):
-    """What a worker hands over, by the results of collectives; `fg.audit` reads their arguments."""
-    total = 0
-    for kinds, collective in LINE.findall(text):
-        size = sum(
-            WIDTHS[kind] * math.prod(int(n) for n in dims.split(",") if n)
-            for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", kinds)
-        )
-        share = {"all-gather": 1 / workers, "reduce-scatter": workers}.get(collective, 1)
-        total += size * share
-    return total
 
 
 def check_link_bytes(found, exchange, workers):
@@ -212,46 +191,6 @@ def test_payloads_that_travel_otherwise_have_the_same_mean(name):
         return mean, jax.vmap(gathered, axis_name=AXIS)(x)[0]
 
     np.testing.assert_allclose(*both(x), rtol=1e-5, atol=1e-6)
-
-
-SPARSE = {
-    "top-k": fg.TopK(fraction=0.1),
-    "top-k 6 bits": CODECS["top-k 6 bits"],
-    "threshold": fg.Threshold(fraction=0.05),
-    "ada comp": fg.codecs.AdaComp(bin_size=20, per_bin=2),
-    "few blocks": fg.chain(fg.Dct(block=4), fg.TopK(k=2)),
-    "few blocks of an FFT": fg.chain(fg.Fft(block=4), fg.TopK(k=2), fg.RangeFloat(8)),
-}
-
-
-@pytest.mark.parametrize(
-    "codec",
-    [
-        pytest.param(c, id=n, marks=[SLOW] if n in ("threshold", "few blocks") else [])
-        for n, c in SPARSE.items()
-    ],
-)
-def test_payloads_add_up_at_once_as_one_by_one(codec, monkeypatch):
-    x, total = rows(5), values((N,), seed=7)
-
-    @jax.jit
-    def separately(x):
-        payloads = jax.vmap(lambda row: fg.compress(codec, row))(x)
-        return payloads, jax.vmap(lambda payload: fg.decompress(codec, payload, total))(payloads)
-
-    payloads, alone = separately(x)
-    expected = total + 0.25 * np.asarray(alone).sum(0)
-
-    def added(total, payloads):
-        return _sum.add_each(codec, total, payloads, 0.25, fg.Step())
-
-    one_by_one = jax.jit(added)(total, payloads)
-    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, default, **_: default(*args))
-    jax.clear_caches()
-    at_once = jax.jit(added)(total, payloads)
-    np.testing.assert_allclose(at_once, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(one_by_one, expected, rtol=1e-5, atol=1e-6)
-    jax.clear_caches()
 
 
 def test_blocked_mean_is_the_numpy_oracle():

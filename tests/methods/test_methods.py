@@ -10,6 +10,7 @@ import reference_methods as oracles
 from cases import EVERY_CASE, METHODS, gradients, values
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, mesh_of, train_step
+from stepwise import run
 
 import fftgrad as fg
 from fftgrad.methods._recipes import RedSyncRule, ScaleComRule
@@ -56,8 +57,10 @@ ORACLES = {
         1e-5,
     ),
     "feedback_adam": (
-        fg.optimizers.feedback_adam(0.1, fg.AllGather(fg.TopK(0.1)), lead=0.3),
-        lambda: o.FeedbackAdam(0.1, 0.1, 0.3),
+        fg.optimizers.feedback_adam(
+            0.1, fg.AllGather(fg.TopK(0.1)), lead=0.3, b1=0.7, b2=0.95, eps=1e-2
+        ),
+        lambda: o.FeedbackAdam(0.1, 0.1, 0.3, b1=0.7, b2=0.95, eps=1e-2),
         1e-4,
     ),
     "feedback_muon": (
@@ -141,32 +144,15 @@ LOW_RANK = {"acp_sgd", "scale_by_dion", "power_sgd"}
 STEPS = 20
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def trained(name, grads):
-    """The updates of a row's method in all steps, and the residuals of low ranks: one program."""
-    method = ORACLES[name][0]
-    tx = pmean(method) if isinstance(method, fg.Recipe) else method
-
-    def step(state, own):
-        with jax.numpy_dtype_promotion("standard" if name in OWN_ADAM else "strict"):
-            updates, state = tx.update(own, state)
-        kept = getattr(state, "pmean", state).memory.worker_rows if name in LOW_RANK else ()
-        return state, (updates, kept)
-
-    def worker(grads):
-        return jax.lax.scan(step, tx.init(jax.tree.map(lambda g: g[0], grads)), grads)[1]
-
-    return jax.vmap(worker, axis_name=AXIS, in_axes=1, out_axes=1)(grads)
-
-
 @EVERY_CASE
 @pytest.mark.parametrize("name", ORACLES)
 def test_twenty_steps_on_four_workers_are_the_papers(name):
-    _, make, tolerance = ORACLES[name]
+    method, make, tolerance = ORACLES[name]
+    tx = pmean(method) if isinstance(method, fg.Recipe) else method
     oracle, like = make(), {**LIKE, "last": LIKE["last"].update(shape=(8 - (name not in EVEN),))}
     grads = [gradients(like, 4, seed=step) for step in range(STEPS)]
-    found = trained(name, jax.tree.map(lambda *g: np.stack(g), *grads))
-    updates, kept = jax.tree.map(np.asarray, found)
+    with jax.numpy_dtype_promotion("standard" if name in OWN_ADAM else "strict"):
+        updates, states = run(tx, jax.tree.map(lambda *g: np.stack(g), *grads))
     for step in range(STEPS):
         rows = [{n: g[w].astype(np.float64) for n, g in grads[step].items()} for w in range(4)]
         expected = oracle(rows)
@@ -180,7 +166,8 @@ def test_twenty_steps_on_four_workers_are_the_papers(name):
                 sure = np.abs(getattr(oracle, "mean", expected)[leaf]) > 1e-5
                 np.testing.assert_array_equal(got[0][sure], expected[leaf][sure])
         if name in LOW_RANK and step == 9:
-            check_residuals(kept.residual, oracle.state, tolerance)
+            kept = getattr(states, "pmean", states).memory.worker_rows.residual
+            check_residuals(kept, oracle.state, tolerance)
 
 
 def check_residuals(residual, kept, tolerance):
@@ -219,12 +206,11 @@ def test_a_diminishing_theta_changes_the_bytes_not_the_program():
 def test_theta_falls_with_the_learning_rate():
     eta = optax.linear_schedule(0.1, 0.0, 100)
     thetas = fg.methods.diminishing_theta(eta, smoothness=8.1, steps=100)
-    steps = list(thetas)
     assert thetas[0] == 0.9
     assert list(thetas.values()) == sorted(thetas.values(), reverse=True)
-    for step in range(100):
-        theta = thetas[max(s for s in steps if s <= step)]
-        assert theta**2 <= 8.1 * float(eta(step)) * (1 + 1e-5)
+    for step, rate in enumerate(np.linspace(0.1, 0.0, 101)[:-1]):
+        theta = thetas[max(s for s in thetas if s <= step)]
+        assert theta**2 <= 8.1 * rate * (1 + 1e-5)
     fg.compressed_pmean(fg.methods.fft_sparsification(theta_schedule=thetas), axis_name=AXIS)
     assert fg.methods.diminishing_theta(0.1, 10.0, 5, thetas=(0.3,)) == {0: 0.3}
 
@@ -246,8 +232,8 @@ def recovering(max_error=None, **bounds):
             state = fg.exchanges.next_level(state, state.error > max_error)
         return mean, state
 
-    run = jax.jit(wrap(update, in_specs=(P(AXIS), specs, P(AXIS)), out_specs=(P(), specs)))
-    return jax.jit(wrap(tx.init, in_specs=P(), out_specs=specs)), run
+    update = jax.jit(wrap(update, in_specs=(P(AXIS), specs, P(AXIS)), out_specs=(P(), specs)))
+    return jax.jit(wrap(tx.init, in_specs=P(), out_specs=specs)), update
 
 
 RECOVERED = {"w": jax.ShapeDtypeStruct((200,), "float32")}
@@ -255,23 +241,22 @@ RECOVERED = {"w": jax.ShapeDtypeStruct((200,), "float32")}
 
 def levels(losses, **bounds):
     """The level after each step, in one program; the last mean, and what it is a mean of."""
-    init, run = recovering(**bounds)
+    init, update = recovering(**bounds)
     state = init({"w": np.zeros(200, np.float32)})
     found, grads = [], gradients(RECOVERED, 4)["w"]
     for loss in losses:
-        mean, state = run(grads, state, np.full(4, loss, np.float32))
+        mean, state = update(grads, state, np.full(4, loss, np.float32))
         found.append(int(getattr(state, "inner", state).exchange[0].shared.level))
-    assert run._cache_size() == 1
+    assert update._cache_size() == 1
     return found, mean, grads
 
 
 def test_recovery_watches_in_a_few_bytes():
     """The loss takes 4 bytes, beside the 12 of the error that the state keeps."""
-    init, run = recovering(tolerance=0.1)
-    grads = gradients(RECOVERED, 4)["w"]
-    found = fg.audit(
-        run.lower(grads, init({"w": np.zeros(200, np.float32)}), np.ones(4, np.float32)).compile()
-    )
+    init, update = recovering(tolerance=0.1)
+    state = jax.eval_shape(init, {"w": np.zeros(200, np.float32)})
+    args = gradients(RECOVERED, 4)["w"], state, np.ones(4, np.float32)
+    found = fg.audit(update.lower(*args).compile())
     assert sum(c.bytes for c in found if c.branch == ()) == 4 + 12
     assert {c.branch for c in found} == {(), (0,), (1,), (2,)}
 

@@ -1,0 +1,41 @@
+"""Several steps of a transformation on all workers in one program."""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+from parallel import AXIS, everywhere
+
+from fftgrad import _axes
+
+
+@functools.cache
+def _program(tx, mode, workers):
+    def varying(state):  # as rows of workers, whose types a loop keeps
+        return jax.tree.map(lambda a: _axes.vary(a, AXIS), state)
+
+    def step(at, given):
+        (state, params), (grad, extra) = at, given
+        updates, state = tx.update(grad, state, params, **extra)
+        params = None if params is None else optax.apply_updates(params, updates)
+        state = varying(state)
+        return (state, params), (updates if params is None else params, state)
+
+    def worker(grads, params, extra):
+        like = jax.tree.map(lambda g: g[0], grads) if params is None else params
+        return jax.lax.scan(step, (varying(tx.init(like)), params), (grads, extra))[1]
+
+    return everywhere(mode, worker, workers)
+
+
+def run(tx, grads, params=None, mode="vmap", **extra):
+    """The updates, or the parameters that they move, and the states: of each step and worker.
+
+    Gradients and `extra` have leaves [steps, workers, ...]. All workers begin with `params`.
+    """
+    grads, extra = jax.tree.map(lambda a: np.swapaxes(a, 0, 1), (grads, extra))
+    workers = len(jax.tree.leaves(grads)[0])
+    params = jax.tree.map(lambda a: np.stack([a] * workers), params)
+    out = _program(tx, mode, workers)(grads, params, extra)
+    return jax.tree.map(lambda a: np.swapaxes(a, 0, 1), jax.device_get(out))
