@@ -60,9 +60,7 @@ def mean(trees):
 
 
 def keep(x, positions):
-    out = np.zeros(x.size)
-    out[positions] = np.ravel(x)[positions]
-    return out.reshape(x.shape)
+    return np.where(np.isin(np.arange(x.size), positions).reshape(x.shape), x, 0.0)
 
 
 class Oracle:
@@ -97,12 +95,13 @@ class Feedback(Oracle):
 
     def average(self, grads):
         sent = []
-        for residual, grad in zip(self.state, self.parts(grads), strict=True):
+        for worker, (left, grad) in enumerate(zip(self.state, self.parts(grads), strict=True)):
             sent.append({})
             for name, g in grad.items():
-                a = self.decay * residual[name] + g
+                a = self.decay * left[name] + g
+                self.worker, self.grad = worker, g
                 sent[-1][name] = self.compress(a)
-                residual[name] = a - sent[-1][name]
+                left[name] = a - sent[-1][name]
         return unflat(mean(sent)["all"], grads[0]) if self.together else mean(sent)
 
     step = average
@@ -204,24 +203,22 @@ class RandomK(TopK):
         return keep(a, [low + b % (high - low) for (low, high), b in bins])
 
 
-class Qsgd(Oracle):
+class Qsgd(Feedback):
+    decay, together = 0.0, True
+
     def __init__(self, bits, bucket):
         super().__init__()
         self.s, self.bucket = 2 ** (bits - 1) - 1, bucket
 
-    def step(self, grads):
-        sent = []
-        for worker, grad in enumerate(grads):
-            v = flat(grad)
-            padded = np.pad(v, (0, -v.size % self.bucket)).reshape(-1, self.bucket)
-            noise = uniform(keys(self.t, worker)[1], padded.size).reshape(padded.shape)
-            norm = np.linalg.norm(padded, axis=1, keepdims=True)
-            level = self.s * np.abs(padded) / norm
-            # The chance to round away from zero is the fraction, whichever side it is rounded on.
-            up = np.where(padded < 0, noise >= 1 - (level % 1), noise < level % 1)
-            q = norm * np.sign(padded) * (np.floor(level) + up) / self.s
-            sent.append(unflat(q.ravel()[: v.size], grad))
-        return mean(sent)
+    def compress(self, v):
+        padded = np.pad(v, (0, -v.size % self.bucket)).reshape(-1, self.bucket)
+        noise = uniform(keys(self.t, self.worker)[1], padded.size).reshape(padded.shape)
+        norm = np.linalg.norm(padded, axis=1, keepdims=True)
+        level = self.s * np.abs(padded) / norm
+        # The chance to round away from zero is the fraction, whichever side it is rounded on.
+        up = np.where(padded < 0, noise >= 1 - (level % 1), noise < level % 1)
+        q = norm * np.sign(padded) * (np.floor(level) + up) / self.s
+        return q.ravel()[: v.size]
 
 
 class TernGrad(Oracle):
@@ -501,7 +498,7 @@ class RedSync(MomentumCorrected):
         return np.full(v.size, v.mean()) if self.quantized(name) and v.size else v
 
 
-class AdaComp(Oracle):
+class AdaComp(Feedback):
     """What passes is sent; `per_bin`, documented, is how many a message has room for in a bin.
 
     Of what then does not fit, the highest positions stay behind.
@@ -511,24 +508,17 @@ class AdaComp(Oracle):
         super().__init__()
         self.conv_bin, self.bin_size, self.per_bin = conv_bin, bin_size, per_bin
 
-    def step(self, grads):
-        sent = []
-        for residue, grad in zip(self.state, grads, strict=True):
-            sent.append({})
-            for name, dw in grad.items():
-                size = self.conv_bin if dw.ndim > 2 else self.bin_size
-                g = (residue[name] + dw).ravel()
-                h = g + dw.ravel()
-                bins = [slice(i, i + size) for i in range(0, g.size, size)]
-                scale = np.mean([np.abs(g[b]).max() for b in bins])
-                s = np.zeros(g.size)
-                for b in bins:
-                    s[b] = np.where(np.abs(h[b]) >= np.abs(g[b]).max(), scale * np.sign(g[b]), 0)
-                if self.per_bin is not None:
-                    s[np.flatnonzero(s)[math.ceil(self.per_bin * g.size / size) :]] = 0
-                sent[-1][name] = s.reshape(dw.shape)
-                residue[name] = g.reshape(dw.shape) - sent[-1][name]
-        return mean(sent)
+    def compress(self, a):
+        size = self.conv_bin if a.ndim > 2 else self.bin_size
+        g, h = a.ravel(), (a + self.grad).ravel()
+        bins = [slice(i, i + size) for i in range(0, g.size, size)]
+        scale = np.mean([np.abs(g[b]).max() for b in bins])
+        s = np.zeros(g.size)
+        for b in bins:
+            s[b] = np.where(np.abs(h[b]) >= np.abs(g[b]).max(), scale * np.sign(g[b]), 0)
+        if self.per_bin is not None:
+            s[np.flatnonzero(s)[math.ceil(self.per_bin * g.size / size) :]] = 0
+        return s.reshape(a.shape)
 
 
 def gram_schmidt(p):
@@ -674,7 +664,8 @@ class DeMo(Feedback):
         return padded[:rows, :columns].reshape(d.shape)
 
 
-class Eden(Oracle):
+class Eden(Feedback):
+    decay, together = 0.0, True
     # Max, "Quantizing for Minimum Distortion", 1960: the best four values for a normal variable.
     CENTROIDS = np.array([-1.5104, -0.4528, 0.4528, 1.5104])
 
@@ -682,21 +673,16 @@ class Eden(Oracle):
         super().__init__()
         self.block = block
 
-    def step(self, grads):
-        sent = []
-        for grad in grads:
-            x = flat(grad)
-            padded = np.pad(x, (0, -x.size % self.block))
-            bits = np.asarray(keyed_bits(keys(self.t, 0)[0], padded.size))
-            signs = np.where(bits >> 31, -1.0, 1.0)
-            rotated = reference.hadamard(padded * signs, self.block).reshape(-1, self.block)
-            norm = np.linalg.norm(rotated, axis=1, keepdims=True)
-            y = rotated * np.sqrt(self.block) / norm
-            q = self.CENTROIDS[np.abs(y[..., None] - self.CENTROIDS).argmin(-1)]
-            scale = norm**2 / np.sum(rotated * q, axis=1, keepdims=True)
-            back = reference.hadamard((scale * q).ravel(), self.block) * signs
-            sent.append(unflat(back[: x.size], grad))
-        return mean(sent)
+    def compress(self, x):
+        padded = np.pad(x, (0, -x.size % self.block))
+        bits = np.asarray(keyed_bits(keys(self.t, 0)[0], padded.size))
+        signs = np.where(bits >> 31, -1.0, 1.0)
+        rotated = reference.hadamard(padded * signs, self.block).reshape(-1, self.block)
+        norm = np.linalg.norm(rotated, axis=1, keepdims=True)
+        y = rotated * np.sqrt(self.block) / norm
+        q = self.CENTROIDS[np.abs(y[..., None] - self.CENTROIDS).argmin(-1)]
+        scale = norm**2 / np.sum(rotated * q, axis=1, keepdims=True)
+        return (reference.hadamard((scale * q).ravel(), self.block) * signs)[: x.size]
 
 
 class ScaleCom(Oracle):
@@ -730,15 +716,12 @@ class ScaleCom(Oracle):
         return out
 
 
-class FftSparsification(Oracle):
+class FftSparsification(Feedback):
     """The paper's pipeline but for the quantizer, whose error the test allows for."""
 
-    def step(self, grads):
-        out = 0
-        for grad in grads:
-            g = flat(grad)
-            z = reference.fft(g, None, half=True)
-            chosen = reference.top_k(z, reference.kept(0.15, z.size))
-            kept = np.isin(np.arange(z.size), chosen) * z
-            out = out + reference.inverse_fft(kept, g.size, None) / len(grads)
-        return unflat(out, grads[0])
+    decay, together = 0.0, True
+
+    def compress(self, g):
+        z = reference.fft(g, None, half=True)
+        chosen = reference.top_k(z, reference.kept(0.15, z.size))
+        return reference.inverse_fft(np.isin(np.arange(z.size), chosen) * z, g.size, None)

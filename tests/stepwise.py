@@ -29,6 +29,11 @@ def _program(tx, mode, workers):
     return everywhere(mode, worker, workers)
 
 
+def stacked(trees):
+    """The trees of several steps as one."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
 def run(tx, grads, params=None, mode="vmap", **extra):
     """The updates, or the parameters that they move, and the states: of each step and worker.
 

@@ -50,7 +50,10 @@ def test_half_saturates_instead_of_overflowing():
 @pytest.mark.parametrize("n", [1, 7, 64, 1009])
 def test_dct_and_hadamard_are_the_oracle(n, block):
     x, rotation = values((n,)), fg.Hadamard(block=block, signs=False)
-    for codec, oracle in ((fg.Dct(block=block), reference.dct), (rotation, reference.hadamard)):
+    for codec, oracle in (
+        (fg.Dct(block=min(block, 1024)), reference.dct),
+        (rotation, reference.hadamard),
+    ):
         y = compress(codec, x).main
         np.testing.assert_allclose(y, oracle(x, block), atol=1e-5 * np.abs(x).max())
         back = decompress(codec, fg.Payload(y), x)

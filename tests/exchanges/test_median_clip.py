@@ -8,13 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import CODECS, gradients, sample, values
+from cases import gradients, sample, values
 from parallel import AXIS, MODES, everywhere
 from stepwise import run
 
 import fftgrad as fg
 from fftgrad.exchanges._all_gather import clipped_mean
-from fftgrad.ops import _collectives
 
 LIKE = {
     "w": jax.ShapeDtypeStruct((10, 11), jnp.float32),
@@ -131,13 +130,3 @@ def test_one_worker_that_is_off_cannot_end_training(clip, attack):
     params = run(tx, noise, np.zeros(30, np.float32))[0][-1]
     error = np.linalg.norm(params[0] - target) / np.linalg.norm(target)
     assert (error < 0.1) == clip, error
-
-
-def test_the_program_sends_no_more_than_for_a_mean():
-    codec = CODECS["top-k 6 bits"]
-    exchange = fg.AllGather(codec, clip_to_median=True)
-    comm, own = fg.exchanges.Comm(AXIS, fg.Step.of(0)), jax.tree.map(lambda g: g[0], scaled(4))
-    mean = lambda x: exchange.mean(x, exchange.init(x), comm).mean  # noqa: E731
-    (found,) = _collectives.collectives(mean, {AXIS: 4}, own)
-    assert found.bytes == fg.wire_bytes(exchange, LIKE, BY_LEAF)
-    assert found.bytes == fg.wire_bytes(fg.AllGather(codec), LIKE, BY_LEAF)

@@ -10,7 +10,7 @@ import reference_methods as oracles
 from cases import EVERY_CASE, METHODS, gradients, values
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, mesh_of, train_step
-from stepwise import run
+from stepwise import run, stacked
 
 import fftgrad as fg
 from fftgrad.methods._recipes import RedSyncRule, ScaleComRule
@@ -152,7 +152,7 @@ def test_twenty_steps_on_four_workers_are_the_papers(name):
     oracle, like = make(), {**LIKE, "last": LIKE["last"].update(shape=(8 - (name not in EVEN),))}
     grads = [gradients(like, 4, seed=step) for step in range(STEPS)]
     with jax.numpy_dtype_promotion("standard" if name in OWN_ADAM else "strict"):
-        updates, states = run(tx, jax.tree.map(lambda *g: np.stack(g), *grads))
+        updates, states = run(tx, stacked(grads))
     for step in range(STEPS):
         rows = [{n: g[w].astype(np.float64) for n, g in grads[step].items()} for w in range(4)]
         expected = oracle(rows)

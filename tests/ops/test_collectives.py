@@ -4,51 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import EXCHANGES, sample
 from jax import lax
-from parallel import AXIS, everywhere, of_size
+from parallel import AXIS, everywhere
 
 import fftgrad as fg
 from fftgrad.ops import _collectives
 from fftgrad.planning import _timing
 
 X = np.random.default_rng(0).standard_t(3, (300,)).astype(np.float32)
-
-# Of equal workers the first gets what all get, unless each draws or leads on its own.
-OWN = {
-    "led by one",
-    "learned codes",
-    "summed codes",
-    "shared support",
-    "shared frequencies",
-    "shared rotations",
-    "gather rotations",
-    "ladder",
-}
-OWN |= {"gather stochastic", "integer sum", "two stages, one sign", "gather rotated"}
-OWN |= {"votes, summed"}
-ALIKE = sorted(set(EXCHANGES) - OWN)
-
-
-@pytest.mark.parametrize("name", sample(ALIKE))
-def test_one_of_equal_workers_computes_what_all_of_them_get(name):
-    """In the second step, which has a state."""
-    exchange = of_size(EXCHANGES[name], 3)
-    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
-    rows = np.stack([X, X, X])
-    all_of_them = everywhere("vmap", tx.update, 3)
-    _, states = all_of_them(rows, jax.jit(jax.vmap(tx.init))(rows))
-    together, _ = all_of_them(rows, states)
-    state = jax.tree.map(lambda a: a[0], states)
-    alone, _ = jax.jit(_timing.alone(tx.update, {AXIS: 3}))(X, state)
-    if isinstance(
-        getattr(exchange, "exchange", exchange), fg.TwoStage
-    ):  # it has the first shard of all
-        size = -(-X.size // 3)
-        np.testing.assert_array_equal(alone[:size], together[0][:size])
-    else:
-        # A sum of equal values rounds otherwise than a product.
-        np.testing.assert_allclose(alone, together[0], rtol=1e-5, atol=1e-5)
 
 
 def collective(name, x):
