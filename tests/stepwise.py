@@ -1,4 +1,4 @@
-"""Several steps of a transformation on all workers in one program."""
+"""A step of an exchange, and several steps of a transformation, on all workers in one program."""
 
 import functools
 
@@ -7,7 +7,10 @@ import numpy as np
 import optax
 from parallel import AXIS, everywhere
 
+import fftgrad as fg
 from fftgrad import _axes
+
+STEP = fg.Step.of(3)
 
 
 @functools.cache
@@ -27,6 +30,11 @@ def _program(tx, mode, workers):
         return jax.lax.scan(step, (varying(tx.init(like)), params), (grads, extra))[1]
 
     return everywhere(mode, worker, workers)
+
+
+def once(exchange, x, step=STEP, axis_name=AXIS):
+    """What an exchange returns for a worker in its first step."""
+    return exchange.mean(x, exchange.init(x), fg.exchanges.Comm(axis_name, step))
 
 
 def stacked(trees):

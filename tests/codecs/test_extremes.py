@@ -7,18 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from cases import values
+from cases import CODECS, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import compress, decompress, draws, gathered
 from parallel import AXIS, everywhere
-from stepwise import run
+from stepwise import STEP, once, run
 
 import fftgrad as fg
 from fftgrad.codecs._chain import payload_spec
 
 WORKERS = 4
-STEP = fg.Step.of(3)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -56,8 +55,8 @@ def test_equal_values_survive_ternary(n):
 
 
 def integer_sum(clip=None):
-    exchange, comm = fg.QuantizedAllReduce(WORKERS, clip=clip), fg.exchanges.Comm(AXIS, STEP)
-    return everywhere("vmap", lambda x: exchange.mean(x, exchange.init(x), comm).mean, WORKERS)
+    exchange = fg.QuantizedAllReduce(WORKERS, clip=clip)
+    return everywhere("vmap", lambda x: once(exchange, x).mean, WORKERS)
 
 
 @pytest.mark.usefixtures("as_users_compile_it")
@@ -71,15 +70,10 @@ def test_equal_values_survive_an_integer_sum(n):
 
 # The ends of the range
 
-QUANTIZERS = {
-    "levels": fg.UniformQuantizer(bits=4, bucket=64),
-    "levels max": fg.UniformQuantizer(bits=3, bucket=64, norm="max"),
-    "ternary": fg.Ternary(clip=None),
-    "ternary clipped": fg.Ternary(),
-    "lloyd-max": fg.codecs.LloydMax(bits=2, block=64),
-    "sign": fg.Sign(),
-    "range float": fg.RangeFloat(bits=8),
-}
+QUANTIZERS = [CODECS[name] for name in ("levels", "levels max", "ternary clipped", "range float")]
+QUANTIZERS += [fg.Ternary(clip=None), fg.codecs.LloydMax(bits=2, block=64), fg.Sign()]
+WITH_SCALES = [CODECS["levels"], CODECS["bin means"], CODECS["ternary clipped"]]
+WITH_SCALES += [fg.codecs.LloydMax(bits=2, block=64), fg.LogQuantizer(bits=4)]
 
 
 def spiky():
@@ -89,7 +83,7 @@ def spiky():
     return x.astype(np.float32)
 
 
-@pytest.mark.parametrize("codec", QUANTIZERS.values(), ids=QUANTIZERS)
+@pytest.mark.parametrize("codec", QUANTIZERS, ids=repr)
 def test_a_quantizer_does_the_same_at_any_scale(codec):
     expected = round_trip(codec, spiky())
     assert np.any(expected)
@@ -121,16 +115,7 @@ def test_any_codes_decode_to_finite_numbers(bits, mantissa):
         assert np.all(np.isfinite(decompress(codec, garbage, x)))
 
 
-WITH_SCALES = {
-    "levels": fg.UniformQuantizer(bits=4, bucket=64),
-    "bin means": fg.codecs.BinMeans(),
-    "lloyd-max": fg.codecs.LloydMax(bits=2, block=64),
-    "ternary": fg.Ternary(),
-    "log levels": fg.LogQuantizer(bits=4),
-}
-
-
-@pytest.mark.parametrize("codec", WITH_SCALES.values(), ids=WITH_SCALES)
+@pytest.mark.parametrize("codec", WITH_SCALES, ids=repr)
 def test_a_scale_that_is_none_decodes_to_no_number(codec):
     """What arrives may be anything; the last of the numbers beside the codes counts for all."""
     payload = compress(codec, spiky(), step=STEP)
@@ -199,16 +184,6 @@ def test_an_exact_threshold_sends_the_largest_and_no_zeros():
     np.testing.assert_array_equal(y[largest], x[largest])
     few = np.where(np.arange(400) % 100 == 7, x, 0).astype(np.float32)
     np.testing.assert_array_equal(round_trip(codec, few), few)
-
-
-def reduced(exchange, rows):
-    """Mean, error and overflow of an exchange without a memory."""
-
-    def one(x):
-        out = exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, STEP))
-        return out.mean, out.error, out.stats.overflow
-
-    return everywhere("vmap", one, len(rows))(rows)
 
 
 # Any chain
@@ -309,5 +284,5 @@ TOO_LARGE = {
 def test_every_exchange_counts_what_overflows_on_all_workers(exchange):
     rows = np.zeros((WORKERS, 12), np.float32)
     rows[1, :3], rows[3, 0] = 2e5, -5e5
-    _, _, overflow = reduced(exchange, rows)
+    overflow = everywhere("vmap", lambda x: once(exchange, x).stats.overflow, WORKERS)(rows)
     assert np.broadcast_to(overflow, WORKERS).tolist() == [4] * WORKERS

@@ -14,6 +14,7 @@ from cases import CODECS, EXCHANGES, gradients, one_of_each, sample, values
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, MODES, everywhere, of_size, train_step
+from stepwise import once, run
 from updates import collectives
 
 import fftgrad as fg
@@ -27,7 +28,7 @@ LIKE = jax.ShapeDtypeStruct((N,), "float32")
 
 def mean_and_sent(exchange):
     def one(x):
-        out = exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, fg.Step.of(5)))
+        out = once(exchange, x)
         return out.mean, jax.tree.map(jnp.subtract, x, out.error)
 
     return one
@@ -181,8 +182,7 @@ def test_payloads_that_travel_otherwise_have_the_same_mean(name):
     step = step._replace(local=step.shared)
 
     def gathered(x):
-        exchange = fg.AllGather(codec)
-        return exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, step)).mean
+        return once(fg.AllGather(codec), x, step).mean
 
     @jax.jit
     def both(x):
@@ -215,8 +215,8 @@ def test_blocked_mean_is_the_numpy_oracle():
 
 def test_dividing_first_keeps_a_large_mean_finite():
     kinds = (fg.AllReduce(), fg.AllGather(fg.Identity()), fg.AllGather(fg.TopK(k=3)))
-    run = everywhere("vmap", lambda x: [mean_and_sent(kind)(x)[0] for kind in kinds], 4)
-    for mean in run(np.full((4, 10), 3e38, np.float32)):
+    means = everywhere("vmap", lambda x: [once(kind, x).mean for kind in kinds], 4)
+    for mean in means(np.full((4, 10), 3e38, np.float32)):
         np.testing.assert_allclose(np.max(mean), 3e38, rtol=1e-6)
 
 
@@ -228,12 +228,8 @@ def test_dividing_first_keeps_a_large_mean_finite():
     ],
 )
 def test_any_number_of_workers_costs_one_inverse_transform(name, transforms):
-    exchange = EXCHANGES[name]
-
-    def mean(x):
-        return exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, fg.Step.of(5))).mean
-
-    text = everywhere("shard_map", mean, 8).lower(rows(8)).as_text()
+    mean = everywhere("shard_map", lambda x: once(EXCHANGES[name], x).mean, 8)
+    text = mean.lower(rows(8)).as_text()
     assert {what: text.count(what) for what in transforms} == transforms
 
 
@@ -299,9 +295,7 @@ def test_several_axes_are_one(name, check_vma):
     x = rows(8)
 
     def mean(row):
-        return exchange.mean(
-            row[0], exchange.init(row[0]), fg.exchanges.Comm(("a", "b"), fg.Step.of(5))
-        ).mean
+        return once(exchange, row[0], axis_name=("a", "b")).mean
 
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
     spread = P(("a", "b"))
@@ -317,15 +311,9 @@ def test_piecewise_switches_at_the_step_in_one_program():
         {4: fg.AllGather(fg.TopK(k=1)), 0: fg.AllReduce(), 2: fg.AllGather(fg.TopK(k=5))}
     )
     assert schedule.starts == (0, 2, 4)
-
-    def step(x, count):
-        out = schedule.mean(x, schedule.init(x), fg.exchanges.Comm(AXIS, fg.Step.of(0, count)))
-        return jnp.sum(out.error != x)
-
-    run = everywhere("shard_map", step, 4)
-    sent = [int(run(rows(4), np.full(4, count, np.int32))[0]) for count in range(6)]
-    assert sent == [N, N, 5, 5, 1, 1]
-    assert run._cache_size() == 1
+    x = np.tile(rows(1), (6, 4, 1))  # equal workers send the same positions
+    means, _ = run(fg.compressed_pmean(schedule, axis_name=AXIS), x)
+    assert [np.count_nonzero(mean[0]) for mean in means] == [N, N, 5, 5, 1, 1]
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -358,8 +346,7 @@ def test_what_stays_behind_is_counted_of_the_leader_alone():
 
     def counts(row):
         exchanges = [fg.LeaderTopK(fg.Threshold(fraction=0.05), leader) for leader in (0, 3)]
-        comm = fg.exchanges.Comm(AXIS, fg.Step.of(0))
-        return [e.mean(row, e.init(row), comm).stats.overflow for e in exchanges]
+        return [once(exchange, row).stats.overflow for exchange in exchanges]
 
     found = [count.tolist() for count in everywhere("vmap", counts, 4)(rows)]
     assert found == [[120 - 12] * 4, [0] * 4]
@@ -368,15 +355,8 @@ def test_what_stays_behind_is_counted_of_the_leader_alone():
 def test_a_fixed_leader_leads_always():
     exchange = fg.LeaderTopK(fg.TopK(k=1), leader=1)
     x = np.array([[4.0, 1.0], [1.0, 2.0]], np.float32)
-
-    def twice(row):
-        first = exchange.mean(row, exchange.init(row), fg.exchanges.Comm(AXIS, fg.Step.of(0)))
-        return first.mean, exchange.mean(
-            row, first.state, fg.exchanges.Comm(AXIS, fg.Step.of(0, 1))
-        ).mean
-
-    for mean in everywhere("vmap", twice, 2)(x):
-        assert mean[0].tolist() == [0.0, 1.5]
+    means, _ = run(fg.compressed_pmean(exchange, axis_name=AXIS), np.stack([x, x]))
+    assert means[:, 0].tolist() == [[0.0, 1.5]] * 2
 
 
 def test_equal_rules_are_made_for_the_same_parts():

@@ -10,7 +10,7 @@ import optax
 import pytest
 from cases import gradients, sample, values
 from parallel import AXIS, MODES, everywhere
-from stepwise import run
+from stepwise import once, run
 
 import fftgrad as fg
 from fftgrad.exchanges._all_gather import clipped_mean
@@ -34,8 +34,7 @@ def oracle(rows, clip=True):
 @functools.cache
 def mean_of(clip, workers, mode="vmap", codec=fg.Identity()):  # noqa: B008
     """The program from rows to means."""
-    exchange, comm = fg.AllGather(codec, clip), fg.exchanges.Comm(AXIS, fg.Step.of(0))
-    return everywhere(mode, lambda x: exchange.mean(x, exchange.init(x), comm).mean, workers)
+    return everywhere(mode, lambda x: once(fg.AllGather(codec, clip), x).mean, workers)
 
 
 def scaled(workers, **factors):

@@ -21,11 +21,11 @@ from cases import (
 )
 from messages import draws, gathered
 from parallel import AXIS, everywhere
+from stepwise import once
 
 import fftgrad as fg
 
 WORKERS, N = 4, 5_000
-STEP = fg.Step.of(3)
 BAD = [np.nan, np.inf, -np.inf]
 
 # `AllGather` of one codec is a row of the codecs.
@@ -83,12 +83,8 @@ def test_gathering_is_averaging_what_a_codec_decodes_to_and_neither_hides_anythi
 @SIZES
 @pytest.mark.parametrize("name", [*one_of_each(OTHERS), *HIDING])
 def test_every_worker_sees_a_bad_value_of_any_worker(name, n):
-    exchange = ALONE[name]
-
-    def mean(x):
-        return exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, STEP)).mean
-
-    rows, run = rows_for(exchange, n), everywhere("vmap", mean, WORKERS)
+    rows = rows_for(ALONE[name], n)
+    run = everywhere("vmap", lambda x: once(ALONE[name], x).mean, WORKERS)
     assert np.all(np.isfinite(run(rows)))
     for x, where in spoiled(rows):
         seen = np.asarray(run(x)).reshape(WORKERS, -1)
