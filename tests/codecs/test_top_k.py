@@ -73,10 +73,7 @@ def test_any_floats(x, k):
     np.testing.assert_array_equal(found, reference.top_k(x, k))
 
 
-@given(
-    x=hnp.arrays(np.float32, (2, N), elements=floats(126)),
-    k=st.sampled_from([1, 60]),
-)
+@given(x=hnp.arrays(np.float32, (2, N), elements=floats(126)), k=st.sampled_from([1, 60]))
 def test_complex_by_modulus(x, k):
     z = x[0] + 1j * x[1]
     found = np.asarray(decode(compiled(z.astype(np.complex64), k).side, k, N))

@@ -16,11 +16,7 @@ from fftgrad.exchanges import _parts
 from fftgrad.ops import _shapes
 
 WORKERS = 4
-QUICK = {
-    "gather top-k",
-    "shared support",
-    "low rank",
-}
+QUICK = {"gather top-k", "shared support", "low rank"}
 PRODUCTS = {
     name
     for name, exchange in EXCHANGES.items()

@@ -10,15 +10,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from cases import (
-    CODECS,
-    EXCHANGES,
-    HIDES_NONFINITE,
-    MEMORIES,
-    SLOW,
-    one_of_each,
-    values,
-)
+from cases import CODECS, EXCHANGES, HIDES_NONFINITE, MEMORIES, SLOW, one_of_each, values
 from messages import draws, gathered
 from parallel import AXIS, everywhere
 from stepwise import once

@@ -60,10 +60,7 @@ def test_the_last_shard_of_one_bit_adam_is_treated_as_the_first(n):
     assert_ends_agree(mean_sizes(tx, rows, skip=2 * warm_up), shards=8)
 
 
-SLOW = {
-    "gather": fg.AllGather(fg.Sign()),
-    "two stages": fg.TwoStage(fg.Sign(), workers=2),
-}
+SLOW = {"gather": fg.AllGather(fg.Sign()), "two stages": fg.TwoStage(fg.Sign(), workers=2)}
 
 
 @pytest.mark.parametrize("n", [1_001, 1_005])

@@ -52,11 +52,7 @@ ORACLES = {
         lambda: o.Dgc(0.1, clip=2.0),
         1e-5,
     ),
-    "dgc Nesterov": (
-        m.dgc(0.1, nesterov=True),
-        lambda: o.Dgc(0.1, nesterov=True),
-        1e-5,
-    ),
+    "dgc Nesterov": (m.dgc(0.1, nesterov=True), lambda: o.Dgc(0.1, nesterov=True), 1e-5),
     "feedback_adam": (
         fg.optimizers.feedback_adam(
             0.1, fg.AllGather(fg.TopK(0.1)), lead=0.3, b1=0.7, b2=0.95, eps=1e-2

@@ -152,10 +152,7 @@ def test_a_muon_that_leads_is_muon_and_a_normalized_gradient():
             np.testing.assert_allclose(moves[name][count - 1, 0], wanted, rtol=2e-4)
 
 
-WHOLE = {
-    "feedback_adam": fg.optimizers.feedback_adam,
-    "feedback_muon": fg.optimizers.feedback_muon,
-}
+WHOLE = {"feedback_adam": fg.optimizers.feedback_adam, "feedback_muon": fg.optimizers.feedback_muon}
 
 
 def test_muon_has_what_only_sounds_like_a_position_or_a_head():
