@@ -83,7 +83,10 @@ class Oracle:
 
 
 class Feedback(Oracle):
-    """The mean of what is sent of each leaf, or of all as one vector, and feedback of the rest."""
+    """The mean of what each worker sends of a leaf, or of all leaves as one vector.
+
+    The rest is the residual; with a decay of 0 there is none.
+    """
 
     decay, together = 1.0, False
 
@@ -531,7 +534,7 @@ def gram_schmidt(p):
 
 
 class LowRank(Oracle):
-    """A random factor of each matrix along one of its axes, and what the workers keep."""
+    """Means of low rank, residuals, and the random factors that the iteration starts from."""
 
     def __init__(self, rank):
         super().__init__()

@@ -15,7 +15,8 @@ STEP = fg.Step.of(3)
 
 @functools.cache
 def _program(tx, mode, workers):
-    def varying(state):  # as rows of workers, whose types a loop keeps
+    def varying(state):
+        # The loop of steps keeps types, and after one step the state varies by worker.
         return jax.tree.map(lambda a: _axes.vary(a, AXIS), state)
 
     def step(at, given):
@@ -33,19 +34,20 @@ def _program(tx, mode, workers):
 
 
 def once(exchange, x, step=STEP, axis_name=AXIS):
-    """What an exchange returns for a worker in its first step."""
+    """Run the first step of an exchange on one worker."""
     return exchange.mean(x, exchange.init(x), fg.exchanges.Comm(axis_name, step))
 
 
 def stacked(trees):
-    """The trees of several steps as one."""
+    """Stack the trees of several steps."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
 def run(tx, grads, params=None, mode="vmap", **extra):
-    """The updates, or the parameters that they move, and the states: of each step and worker.
+    """Return the updates and the states of each step, with leaves [steps, workers, ...].
 
-    Gradients and `extra` have leaves [steps, workers, ...]. All workers begin with `params`.
+    Gradients and `extra` have such leaves too. With `params`, from which all workers start, return
+    the parameters after each step in place of the updates.
     """
     grads, extra = jax.tree.map(lambda a: np.swapaxes(a, 0, 1), (grads, extra))
     workers = len(jax.tree.leaves(grads)[0])

@@ -2,7 +2,6 @@
 
 import jax
 import numpy as np
-import optax
 import pytest
 from cases import gradients
 from parallel import AXIS, train_step
@@ -51,16 +50,3 @@ def test_another_scope_is_refused(scope):
     """Or the one vector of the model would pass for a leaf with one axis."""
     with pytest.raises(ValueError, match="leave the bucketing's scope out"):
         fg.wire_bytes(fg.AllGather(RULE), LIKE, fg.Bucketing(scope))
-
-
-def masked_update(tx):
-    grads = {"w": np.ones((4, 9), np.float32), "b": np.ones((4, 3), np.float32)}
-    jax.eval_shape(jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name=AXIS), grads)
-
-
-def test_a_masked_leaf_does_not_stay_unaveraged_silently():
-    tx = fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS)
-    with pytest.raises(ValueError, match=r"\['b'\].*fg\.trainable.*allow_masked=True"):
-        masked_update(optax.masked(tx, {"w": True, "b": False}))
-    with pytest.raises(ValueError, match="allow_masked=True"):
-        masked_update(optax.partition({"a": tx, "z": optax.identity()}, {"w": "a", "b": "z"}))

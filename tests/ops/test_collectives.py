@@ -14,31 +14,26 @@ from fftgrad.planning import _timing
 X = np.random.default_rng(0).standard_t(3, (300,)).astype(np.float32)
 
 
-def collective(name, x):
-    """Each primitive in both of its forms."""
-    return {
-        "psum": lambda: lax.psum(x, AXIS),
-        "pmax": lambda: lax.pmax(x, AXIS),
-        "pmin": lambda: lax.pmin(x, AXIS),
-        "all_gather": lambda: lax.all_gather(x, AXIS, axis=1),
-        "all_gather tiled": lambda: lax.all_gather(x, AXIS, axis=1, tiled=True),
-        "all_to_all": lambda: lax.all_to_all(x[:3], AXIS, 0, 0),
-        "all_to_all across": lambda: lax.all_to_all(x[:3], AXIS, 0, 1),
-        "all_to_all tiled": lambda: lax.all_to_all(x, AXIS, 0, 1, tiled=True),
-        "psum_scatter": lambda: lax.psum_scatter(x[:3], AXIS),
-        "psum_scatter tiled": lambda: lax.psum_scatter(x, AXIS, tiled=True),
-        "ppermute": lambda: lax.ppermute(x, AXIS, [(0, 1), (1, 2), (2, 0)]),
-    }[name]()
+# Each primitive in both of its forms.
+COLLECTIVES = {
+    "psum": lambda x: lax.psum(x, AXIS),
+    "pmax": lambda x: lax.pmax(x, AXIS),
+    "pmin": lambda x: lax.pmin(x, AXIS),
+    "all_gather": lambda x: lax.all_gather(x, AXIS, axis=1),
+    "all_gather tiled": lambda x: lax.all_gather(x, AXIS, axis=1, tiled=True),
+    "all_to_all": lambda x: lax.all_to_all(x[:3], AXIS, 0, 0),
+    "all_to_all across": lambda x: lax.all_to_all(x[:3], AXIS, 0, 1),
+    "all_to_all tiled": lambda x: lax.all_to_all(x, AXIS, 0, 1, tiled=True),
+    "psum_scatter": lambda x: lax.psum_scatter(x[:3], AXIS),
+    "psum_scatter tiled": lambda x: lax.psum_scatter(x, AXIS, tiled=True),
+    "ppermute": lambda x: lax.ppermute(x, AXIS, [(0, 1), (1, 2), (2, 0)]),
+}
 
 
-NAMES = ("psum", "pmax", "pmin", "all_gather", "all_gather tiled", "all_to_all", "all_to_all tiled")
-NAMES += ("all_to_all across", "psum_scatter", "psum_scatter tiled", "ppermute")
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", COLLECTIVES)
 def test_every_collective(name):
     x = np.arange(24, dtype=np.float32).reshape(6, 4)
-    send, rows = (lambda x: collective(name, x)), np.stack([x] * 3)
+    send, rows = COLLECTIVES[name], np.stack([x] * 3)
     program = everywhere("shard_map unchecked", send, 3).lower(rows).compile()
     np.testing.assert_array_equal(jax.jit(_timing.alone(send, {AXIS: 3}))(x), program(rows)[0])
     (found,) = _collectives.collectives(send, {AXIS: 3}, x)
