@@ -120,11 +120,11 @@ def test_bfloat16_is_what_float32_is_but_for_the_last_rounding(name):
 @pytest.mark.parametrize("shape", TILED, ids=str)
 def test_codecs_of_one_shape(shape):
     codec = TILED[shape]
-    x = jnp.asarray(values(shape))
+    x = values(shape)
     np.testing.assert_allclose(compiled_round_trip(codec, x), x, rtol=1e-5, atol=1e-5)
     assert eval(repr(codec), vars(fg) | vars(fg.codecs)) == codec
     with pytest.raises(ValueError, match="by a rule"):
-        fg.compress(codec, jnp.ones(31))
+        fg.compress(codec, np.ones(31, np.float32))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,7 +34,8 @@ def oracle(rows, clip=True):
 @functools.cache
 def mean_of(clip, workers, mode="vmap", codec=fg.Identity()):  # noqa: B008
     """The program from rows to means."""
-    return everywhere(mode, lambda x: once(fg.AllGather(codec, clip), x).mean, workers)
+    mean = everywhere(mode, lambda x: once(fg.AllGather(codec, clip), x).mean, workers)
+    return lambda rows: jax.device_get(mean(rows))
 
 
 def scaled(workers, **factors):
