@@ -332,11 +332,7 @@ METHODS = {name: functools.partial(averaged, recipe) for name, recipe in RECIPES
         axis_name=axis,
     ),
     "choco_sgd": lambda axis: fg.contrib.gossip.choco_sgd(
-        optax.sgd(0.1, momentum=0.9),
-        fg.Sign(),
-        np.full((4, 4), 0.25),
-        gamma=0.4,
-        axis_name=axis,
+        optax.sgd(0.1, momentum=0.9), fg.Sign(), np.full((4, 4), 0.25), gamma=0.4, axis_name=axis
     ),
     "dgc": lambda axis: optax.chain(
         fg.training.clip_by_local_norm(1.0),

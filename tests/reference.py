@@ -83,12 +83,16 @@ def top_k(x, k: int):
     return np.sort(np.argsort(-magnitude, kind="stable")[:k])
 
 
+def largest(x, k: int):
+    """The k largest magnitudes where they are, and zeros."""
+    out, chosen = np.zeros(np.size(x)), top_k(x, k)
+    out[chosen] = np.asarray(x)[chosen]
+    return out
+
+
 def votes(x, k: int):
     """The signs of the k largest magnitudes, and zeros."""
-    out = np.zeros(np.size(x))
-    chosen = top_k(x, k)
-    out[chosen] = np.sign(np.asarray(x)[chosen])
-    return out
+    return np.sign(largest(x, k))
 
 
 def kept(fraction: float, n: int) -> int:

@@ -6,12 +6,7 @@ Every worker keeps a copy of each neighbor, as the papers say; the library keeps
 import numpy as np
 import reference
 
-
-def top_k(x, k):
-    out = np.zeros(x.size)
-    chosen = reference.top_k(x, k)
-    out[chosen] = x[chosen]
-    return out
+top_k = reference.largest
 
 
 def sign(x):

@@ -5,8 +5,10 @@ Gradients are central differences, so that no rule of differentiation is written
 
 import math
 
+import jax
 import ml_dtypes
 import numpy as np
+from reference import largest
 
 STEP = 1e-8
 """Of differences: a longer one crosses the kink of some ReLU now and then."""
@@ -65,13 +67,6 @@ def units(values):
     return size, values / size if size else values
 
 
-def largest(x, k):
-    keep = np.sort(np.argsort(-np.abs(x), kind="stable")[:k])
-    out = np.zeros_like(x)
-    out[keep] = x[keep]
-    return out
-
-
 def lacking(params, code, row, m):
     return largest(row - decode(params, code, np.zeros(len(row))), m)
 
@@ -95,14 +90,6 @@ def loss(params, values, lead, m, innovations):
     return 0.5 * wrong + 0.5 * apart, math.sqrt(wrong / energy)
 
 
-def leaves(tree):
-    for value in tree.values():
-        if isinstance(value, dict):
-            yield from leaves(value)
-        else:
-            yield value
-
-
 def learned(params, values, lead, m, rate):
     """The error, once the parameters, in place, have made a step."""
     innovations = None
@@ -116,7 +103,7 @@ def learned(params, values, lead, m, rate):
 
     error = loss(params, values, lead, m, innovations)[1]
     slopes = []
-    for leaf in leaves(params):
+    for leaf in jax.tree.leaves(params):
         slope = np.zeros_like(leaf)
         for place in np.ndindex(leaf.shape):
             before = leaf[place]
@@ -127,7 +114,7 @@ def learned(params, values, lead, m, rate):
             leaf[place] = before
         slopes.append(slope)
     length = math.sqrt(sum(np.sum(slope**2) for slope in slopes))
-    for leaf, slope in zip(leaves(params), slopes, strict=True):
+    for leaf, slope in zip(jax.tree.leaves(params), slopes, strict=True):
         leaf -= rate * slope / max(1.0, length)
     return error
 

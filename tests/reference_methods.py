@@ -60,9 +60,7 @@ def mean(trees):
 
 
 def keep(x, positions):
-    out = np.zeros(x.size)
-    out[positions] = np.ravel(x)[positions]
-    return out.reshape(x.shape)
+    return np.where(np.isin(np.arange(x.size), positions).reshape(x.shape), x, 0.0)
 
 
 class Oracle:
@@ -84,30 +82,52 @@ class Oracle:
         return out
 
 
-class TopK(Oracle):
+class Feedback(Oracle):
+    """The mean of what each worker sends of a leaf, or of all leaves as one vector.
+
+    The rest is the residual; with a decay of 0 there is none.
+    """
+
+    decay, together = 1.0, False
+
+    def parts(self, grads):
+        return [{"all": flat(g)} if self.together else g for g in grads]
+
+    def start(self, grads):
+        return super().start(self.parts(grads))
+
+    def average(self, grads):
+        sent = []
+        for worker, (left, grad) in enumerate(zip(self.state, self.parts(grads), strict=True)):
+            sent.append({})
+            for name, g in grad.items():
+                a = self.decay * left[name] + g
+                self.worker, self.grad = worker, g
+                sent[-1][name] = self.compress(a)
+                left[name] = a - sent[-1][name]
+        return unflat(mean(sent)["all"], grads[0]) if self.together else mean(sent)
+
+    step = average
+
+
+class TopK(Feedback):
     def __init__(self, fraction):
         super().__init__()
         self.fraction = fraction
 
-    def step(self, grads):
-        sent = []
-        for residual, grad in zip(self.state, grads, strict=True):
-            sent.append({})
-            for name in grad:
-                a = residual[name] + grad[name]
-                chosen = reference.top_k(a.ravel(), reference.kept(self.fraction, a.size))
-                sent[-1][name] = keep(a, chosen)
-                residual[name] = a - sent[-1][name]
-        return mean(sent)
+    def compress(self, a):
+        return keep(a, reference.top_k(a.ravel(), reference.kept(self.fraction, a.size)))
 
 
-class FeedbackSgd(Oracle):
+class FeedbackSgd(TopK):
     """Top-k of all leaves together, feedback, and quasi-hyperbolic momentum (arXiv:1810.06801)."""
 
+    together = True
+
     def __init__(self, learning_rate, momentum, fraction, lead, decay=1.0):
-        super().__init__()
+        super().__init__(fraction)
         self.rate, self.momentum, self.lead = learning_rate, momentum, lead
-        self.fraction, self.decay, self.m = fraction, decay, None
+        self.decay, self.m = decay, None
 
     def step(self, grads):
         led = self.led(self.average(grads))
@@ -120,22 +140,13 @@ class FeedbackSgd(Oracle):
         lead = self.lead
         return {name: lead * leaf + (1 - lead) * self.m[name] / correct for name, leaf in g.items()}
 
-    def average(self, grads):
-        sent = []
-        for residual, grad in zip(self.state, grads, strict=True):
-            a = self.decay * flat(residual) + flat(grad)
-            chosen = reference.top_k(a, reference.kept(self.fraction, a.size))
-            sent.append(unflat(keep(a, chosen), grad))
-            residual.update(unflat(a - flat(sent[-1]), grad))
-        return mean(sent)
-
 
 class FeedbackAdam(FeedbackSgd):
     """The same in front of Adam's root (QHAdam)."""
 
-    def __init__(self, learning_rate, fraction, lead, b2=0.99):
-        super().__init__(learning_rate, 0.9, fraction, lead)
-        self.b2, self.v = b2, None
+    def __init__(self, learning_rate, fraction, lead, b1, b2, eps):
+        super().__init__(learning_rate, b1, fraction, lead)
+        self.b2, self.eps, self.v = b2, eps, None
 
     def step(self, grads):
         g = self.average(grads)
@@ -145,7 +156,7 @@ class FeedbackAdam(FeedbackSgd):
         led = self.led(g, 1 - self.momentum ** (self.t + 1))
         correct = 1 - self.b2 ** (self.t + 1)
         return {
-            name: -self.rate * leaf / (np.sqrt(self.v[name] / correct) + 1e-8)
+            name: -self.rate * leaf / (np.sqrt(self.v[name] / correct) + self.eps)
             for name, leaf in led.items()
         }
 
@@ -184,45 +195,33 @@ class FeedbackMuon(FeedbackSgd):
         return scale * x
 
 
-class RandomK(Oracle):
-    def __init__(self, fraction):
-        super().__init__()
-        self.fraction = fraction
+class RandomK(TopK):
+    together = True
 
-    def step(self, grads):
-        sent = []
-        for residual, grad in zip(self.state, grads, strict=True):
-            a = flat(residual) + flat(grad)
-            k = reference.kept(self.fraction, a.size)
-            edges = [i * (a.size // k) + min(i, a.size % k) for i in range(k + 1)]
-            bits = np.asarray(keyed_bits(keys(self.t, 0)[0], k))
-            chosen = [
-                lo + int(b) % (hi - lo)
-                for lo, hi, b in zip(edges[:-1], edges[1:], bits, strict=True)
-            ]
-            sent.append(unflat(keep(a, chosen), grad))
-            residual.update(unflat(a - flat(sent[-1]), grad))
-        return mean(sent)
+    def compress(self, a):
+        k = reference.kept(self.fraction, a.size)
+        edges = [i * (a.size // k) + min(i, a.size % k) for i in range(k + 1)]
+        bits = np.asarray(keyed_bits(keys(self.t, 0)[0], k)).tolist()
+        bins = zip(itertools.pairwise(edges), bits, strict=True)
+        return keep(a, [low + b % (high - low) for (low, high), b in bins])
 
 
-class Qsgd(Oracle):
+class Qsgd(Feedback):
+    decay, together = 0.0, True
+
     def __init__(self, bits, bucket):
         super().__init__()
         self.s, self.bucket = 2 ** (bits - 1) - 1, bucket
 
-    def step(self, grads):
-        sent = []
-        for worker, grad in enumerate(grads):
-            v = flat(grad)
-            padded = np.pad(v, (0, -v.size % self.bucket)).reshape(-1, self.bucket)
-            noise = uniform(keys(self.t, worker)[1], padded.size).reshape(padded.shape)
-            norm = np.linalg.norm(padded, axis=1, keepdims=True)
-            level = self.s * np.abs(padded) / norm
-            # The chance to round away from zero is the fraction, whichever side it is rounded on.
-            up = np.where(padded < 0, noise >= 1 - (level % 1), noise < level % 1)
-            q = norm * np.sign(padded) * (np.floor(level) + up) / self.s
-            sent.append(unflat(q.ravel()[: v.size], grad))
-        return mean(sent)
+    def compress(self, v):
+        padded = np.pad(v, (0, -v.size % self.bucket)).reshape(-1, self.bucket)
+        noise = uniform(keys(self.t, self.worker)[1], padded.size).reshape(padded.shape)
+        norm = np.linalg.norm(padded, axis=1, keepdims=True)
+        level = self.s * np.abs(padded) / norm
+        # The chance to round away from zero is the fraction, whichever side it is rounded on.
+        up = np.where(padded < 0, noise >= 1 - (level % 1), noise < level % 1)
+        q = norm * np.sign(padded) * (np.floor(level) + up) / self.s
+        return q.ravel()[: v.size]
 
 
 class TernGrad(Oracle):
@@ -255,16 +254,9 @@ class TernGrad(Oracle):
         return out
 
 
-class SignSgd(Oracle):
-    def step(self, grads):
-        sent = []
-        for residual, grad in zip(self.state, grads, strict=True):
-            sent.append({})
-            for name in grad:
-                p = residual[name] + grad[name]
-                delta = np.abs(p).sum() / p.size * np.sign(p)
-                sent[-1][name], residual[name] = delta, p - delta
-        return mean(sent)
+class SignSgd(Feedback):
+    def compress(self, a):
+        return np.abs(a).sum() / a.size * np.sign(a)
 
 
 class MajorityVote(Oracle):
@@ -509,7 +501,7 @@ class RedSync(MomentumCorrected):
         return np.full(v.size, v.mean()) if self.quantized(name) and v.size else v
 
 
-class AdaComp(Oracle):
+class AdaComp(Feedback):
     """What passes is sent; `per_bin`, documented, is how many a message has room for in a bin.
 
     Of what then does not fit, the highest positions stay behind.
@@ -519,24 +511,17 @@ class AdaComp(Oracle):
         super().__init__()
         self.conv_bin, self.bin_size, self.per_bin = conv_bin, bin_size, per_bin
 
-    def step(self, grads):
-        sent = []
-        for residue, grad in zip(self.state, grads, strict=True):
-            sent.append({})
-            for name, dw in grad.items():
-                size = self.conv_bin if dw.ndim > 2 else self.bin_size
-                g = (residue[name] + dw).ravel()
-                h = g + dw.ravel()
-                bins = [slice(i, i + size) for i in range(0, g.size, size)]
-                scale = np.mean([np.abs(g[b]).max() for b in bins])
-                s = np.zeros(g.size)
-                for b in bins:
-                    s[b] = np.where(np.abs(h[b]) >= np.abs(g[b]).max(), scale * np.sign(g[b]), 0)
-                if self.per_bin is not None:
-                    s[np.flatnonzero(s)[math.ceil(self.per_bin * g.size / size) :]] = 0
-                sent[-1][name] = s.reshape(dw.shape)
-                residue[name] = g.reshape(dw.shape) - sent[-1][name]
-        return mean(sent)
+    def compress(self, a):
+        size = self.conv_bin if a.ndim > 2 else self.bin_size
+        g, h = a.ravel(), (a + self.grad).ravel()
+        bins = [slice(i, i + size) for i in range(0, g.size, size)]
+        scale = np.mean([np.abs(g[b]).max() for b in bins])
+        s = np.zeros(g.size)
+        for b in bins:
+            s[b] = np.where(np.abs(h[b]) >= np.abs(g[b]).max(), scale * np.sign(g[b]), 0)
+        if self.per_bin is not None:
+            s[np.flatnonzero(s)[math.ceil(self.per_bin * g.size / size) :]] = 0
+        return s.reshape(a.shape)
 
 
 def gram_schmidt(p):
@@ -548,39 +533,8 @@ def gram_schmidt(p):
     return p
 
 
-class PowerSgd(Oracle):
-    def __init__(self, rank):
-        super().__init__()
-        self.rank = rank
-
-    def start(self, grads):
-        self.q = {}
-        for name in sorted(grads[0]):
-            leaf = grads[0][name]
-            if leaf.ndim > 1:
-                key = jax.random.key(sorted(grads[0]).index(name))
-                q = jax.random.normal(key, (leaf.shape[-1], self.rank))
-                self.q[name] = np.asarray(q, np.float64)
-        return super().start(grads)
-
-    def step(self, grads):
-        out = {}
-        for name in grads[0]:
-            leaves = [e[name] + g[name] for e, g in zip(self.state, grads, strict=True)]
-            if name not in self.q:
-                out[name] = np.mean(leaves, axis=0)
-                continue
-            matrices = [leaf.reshape(-1, leaf.shape[-1]) for leaf in leaves]
-            p = gram_schmidt(np.mean([m @ self.q[name] for m in matrices], axis=0))
-            self.q[name] = np.mean([m.T @ p for m in matrices], axis=0)
-            out[name] = (p @ self.q[name].T).reshape(leaves[0].shape)
-            for e, leaf in zip(self.state, leaves, strict=True):
-                e[name] = leaf - out[name]
-        return out
-
-
 class LowRank(Oracle):
-    """What PowerSGD factorizes, and a random factor of each matrix along one of its axes."""
+    """Means of low rank, residuals, and the random factors that the iteration starts from."""
 
     def __init__(self, rank):
         super().__init__()
@@ -611,6 +565,17 @@ class LowRank(Oracle):
 
     def dense(self, name, mean):
         return mean
+
+
+class PowerSgd(LowRank):
+    def start(self, grads):
+        self.q = self.factors(grads[0], 1)
+        return super().start(grads)
+
+    def exchange(self, name, xs):
+        p = gram_schmidt(np.mean([x @ self.q[name] for x in xs], axis=0))
+        self.q[name] = np.mean([x.T @ p for x in xs], axis=0)
+        return p @ self.q[name].T, [p @ self.q[name].T] * len(xs)
 
 
 class AcpSgd(LowRank):
@@ -675,20 +640,13 @@ class Dion(LowRank):
         return m / (np.sqrt(v) + 1e-8)
 
 
-class DeMo(Oracle):
+class DeMo(Feedback):
     def __init__(self, k, block, decay):
         super().__init__()
         self.k, self.block, self.decay = k, block, decay
 
     def step(self, grads):
-        sent = []
-        for momentum, grad in zip(self.state, grads, strict=True):
-            sent.append({})
-            for name, g in grad.items():
-                d = self.decay * momentum[name] + g
-                sent[-1][name] = self.compress(d)
-                momentum[name] = d - sent[-1][name]
-        self.mean = mean(sent)
+        self.mean = self.average(grads)
         return {name: np.sign(leaf) for name, leaf in self.mean.items()}
 
     def compress(self, d):
@@ -709,7 +667,8 @@ class DeMo(Oracle):
         return padded[:rows, :columns].reshape(d.shape)
 
 
-class Eden(Oracle):
+class Eden(Feedback):
+    decay, together = 0.0, True
     # Max, "Quantizing for Minimum Distortion", 1960: the best four values for a normal variable.
     CENTROIDS = np.array([-1.5104, -0.4528, 0.4528, 1.5104])
 
@@ -717,21 +676,16 @@ class Eden(Oracle):
         super().__init__()
         self.block = block
 
-    def step(self, grads):
-        sent = []
-        for grad in grads:
-            x = flat(grad)
-            padded = np.pad(x, (0, -x.size % self.block))
-            bits = np.asarray(keyed_bits(keys(self.t, 0)[0], padded.size))
-            signs = np.where(bits >> 31, -1.0, 1.0)
-            rotated = reference.hadamard(padded * signs, self.block).reshape(-1, self.block)
-            norm = np.linalg.norm(rotated, axis=1, keepdims=True)
-            y = rotated * np.sqrt(self.block) / norm
-            q = self.CENTROIDS[np.abs(y[..., None] - self.CENTROIDS).argmin(-1)]
-            scale = norm**2 / np.sum(rotated * q, axis=1, keepdims=True)
-            back = reference.hadamard((scale * q).ravel(), self.block) * signs
-            sent.append(unflat(back[: x.size], grad))
-        return mean(sent)
+    def compress(self, x):
+        padded = np.pad(x, (0, -x.size % self.block))
+        bits = np.asarray(keyed_bits(keys(self.t, 0)[0], padded.size))
+        signs = np.where(bits >> 31, -1.0, 1.0)
+        rotated = reference.hadamard(padded * signs, self.block).reshape(-1, self.block)
+        norm = np.linalg.norm(rotated, axis=1, keepdims=True)
+        y = rotated * np.sqrt(self.block) / norm
+        q = self.CENTROIDS[np.abs(y[..., None] - self.CENTROIDS).argmin(-1)]
+        scale = norm**2 / np.sum(rotated * q, axis=1, keepdims=True)
+        return (reference.hadamard((scale * q).ravel(), self.block) * signs)[: x.size]
 
 
 class ScaleCom(Oracle):
@@ -765,15 +719,12 @@ class ScaleCom(Oracle):
         return out
 
 
-class FftSparsification(Oracle):
+class FftSparsification(Feedback):
     """The paper's pipeline but for the quantizer, whose error the test allows for."""
 
-    def step(self, grads):
-        out = 0
-        for grad in grads:
-            g = flat(grad)
-            z = reference.fft(g, None, half=True)
-            chosen = reference.top_k(z, reference.kept(0.15, z.size))
-            kept = np.isin(np.arange(z.size), chosen) * z
-            out = out + reference.inverse_fft(kept, g.size, None) / len(grads)
-        return unflat(out, grads[0])
+    decay, together = 0.0, True
+
+    def compress(self, g):
+        z = reference.fft(g, None, half=True)
+        chosen = reference.top_k(z, reference.kept(0.15, z.size))
+        return reference.inverse_fft(np.isin(np.arange(z.size), chosen) * z, g.size, None)

@@ -150,11 +150,12 @@ VECTORS = {
 @pytest.mark.parametrize("size", [20, 31, 160])
 def test_every_bit_is_that_of_the_oracle(size):
     for vector, x in VECTORS.items():
-        payload = compress(fg.Budget(bytes=size), x)
+        payload, _, back = both_ways(fg.Budget(bytes=size), x)
         step, kept, order, words = oracle(vector, size)
         assert float(payload.main[0]) == step, vector
         assert (count(payload), int(payload.side.head[0]) >> 27) == (kept, order), vector
         assert payload.side.words.tolist() == words, vector
+        assert np.count_nonzero(back) == kept > 0, vector
 
 
 LONG = values((200_000,)) * np.repeat(values((200,), 1), 1000)
@@ -191,7 +192,7 @@ def test_both_searches_find_the_finest_level(ratio):
 def test_words_are_counted_across_columns_as_one_after_the_other():
     """Of more candidates than a block has, sparse ones among them."""
     codec = fg.Budget(ratio=8)
-    levels = np.arange(1, LEVELS, 31)
+    levels = np.arange(1, LEVELS, 61)
 
     def plainly(candidates, order, level):
         kept, q = candidates.at(level)
@@ -225,20 +226,6 @@ def test_what_is_sent_is_near_and_among_the_largest(x, size):
         assert np.abs(x)[~sent].max() <= 1.07 * np.abs(x)[sent].min()
 
 
-def test_what_is_tiny_is_sent_with_steps_that_are_normal_numbers():
-    for scale in (1e-34, 1e-35, 1e-36, 1e-37):
-        x = (values((300,)) * scale).astype(np.float32)
-        x = np.where(np.abs(x) < 2.0**-125, 0, x).astype(np.float32)
-        errors = []
-        for size in (1000, 160, 31):
-            payload, _, back = both_ways(fg.Budget(bytes=size), x)
-            back = np.asarray(back, np.float64)
-            assert payload.main[0] >= np.finfo(np.float32).tiny
-            assert count(payload) == (back != 0).sum() > 0
-            errors.append(np.linalg.norm(back - x) / np.linalg.norm(x.astype(np.float64)))
-        assert errors[0] <= errors[1] <= errors[2] < 0.9, (scale, errors)
-
-
 def test_what_fills_the_last_bits_has_no_larger_error_than_is_claimed():
     """Values just below a step that are sent all the same."""
     worst = 0.0
@@ -253,15 +240,6 @@ TOP = fg.chain(fg.TopK(fraction=0.02), fg.LogQuantizer(bits=4))
 # Layers of different scale, as a gradient has.
 LAYERS = values((60_000,)) * np.repeat(np.exp(values((60,), 1)), 1000).astype(np.float32)
 FILLED = fg.Budget(bytes=fg.wire_bytes(TOP, LAYERS) - 8)
-
-
-def test_equal_values_that_do_not_fit_together_are_sent_in_part():
-    for spread in (1, 3, 50, 1000):
-        x = np.where(np.arange(LAYERS.size) % spread == 0, 1.0, 0.0).astype(np.float32)
-        payload = compress(FILLED, x)
-        per_value = 8 + 2 * np.log2(spread)
-        bits = 32 * payload.side.words.size
-        assert count(payload) >= min(x.size // spread, 0.7 * bits / per_value), spread
 
 
 def test_the_message_is_filled_and_nearer_than_top_k_at_the_same_bytes():

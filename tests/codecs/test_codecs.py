@@ -14,12 +14,9 @@ from cases import (
     OWN_SCALE,
     SHAPES,
     TILED,
-    floats,
     one_of_each,
     values,
 )
-from hypothesis import given
-from hypothesis.extra import numpy as hnp
 from messages import LIKE, STEP, N, message
 
 import fftgrad as fg
@@ -43,6 +40,7 @@ def test_a_message(name):
     sent = message(codec, x)
     assert (sent.values.shape, sent.values.dtype) == ((N,), np.float32)
     assert sent.finite
+    assert name not in LOSSLESS or np.array_equal(sent.values, x)
     assert sent.words.dtype == np.uint32
     own = sum(-(-leaf.nbytes // 4) * 4 for leaf in jax.tree.leaves(sent.payload))
     assert fg.wire_bytes(codec, LIKE) == sent.words.nbytes == 4 + own
@@ -122,17 +120,11 @@ def test_bfloat16_is_what_float32_is_but_for_the_last_rounding(name):
 @pytest.mark.parametrize("shape", TILED, ids=str)
 def test_codecs_of_one_shape(shape):
     codec = TILED[shape]
-    x = jnp.asarray(values(shape))
+    x = values(shape)
     np.testing.assert_allclose(compiled_round_trip(codec, x), x, rtol=1e-5, atol=1e-5)
     assert eval(repr(codec), vars(fg) | vars(fg.codecs)) == codec
     with pytest.raises(ValueError, match="by a rule"):
-        fg.compress(codec, jnp.ones(31))
-
-
-@pytest.mark.parametrize("name", sorted(LOSSLESS))
-@given(x=hnp.arrays(np.float32, 33, elements=floats(100)))
-def test_lossless_bit_for_bit(name, x):
-    np.testing.assert_array_equal(compiled_round_trip(CODECS[name], x), x)
+        fg.compress(codec, np.ones(31, np.float32))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,8 +175,6 @@ STOCHASTIC = CODECS["range float stochastic"]
 OF_THREE = fg.Payload(np.ones(3, np.float32))
 MISTAKES = [
     (lambda: fg.compress(fg.Hadamard(), NINE), ValueError, "signs=False"),
-    (lambda: fg.compress(fg.Identity(), np.arange(3)), TypeError, "differentiated"),
-    (lambda: fg.compress(fg.Identity(), np.ones(3, complex)), TypeError, "cast it"),
     (lambda: fg.compress(fg.TopK(k=1), np.ones((0, 3), "f")), ValueError, "must not be empty"),
     (lambda: round_trip(fg.chain(fg.Fft(), fg.Fft()), NINE), ValueError, "first in the chain"),
     (lambda: round_trip(fg.chain(fg.Fft(), fg.Cast("bfloat16")), NINE), ValueError, "RangeFloat"),

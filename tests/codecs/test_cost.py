@@ -44,16 +44,7 @@ def inner(params, platform):
             yield leaf
 
 
-GROWING = [
-    "top-k 6 bits",
-    "blocked",
-    "paper",
-    "budget",
-    "threshold",
-    "tiles",
-    "lloyd-max",
-    "levels",
-]
+GROWING = "top-k 6 bits", "blocked", "paper", "budget", "threshold", "tiles", "lloyd-max", "levels"
 
 
 @pytest.mark.parametrize("name", GROWING)

@@ -1,24 +1,23 @@
 """Values at the ends of float32, values that are all equal, and codecs in every combination."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from cases import values
+from cases import CODECS, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import compress, decompress, draws, gathered
 from parallel import AXIS, everywhere
+from stepwise import STEP, once, run
 
 import fftgrad as fg
 from fftgrad.codecs._chain import payload_spec
 
 WORKERS = 4
-STEP = fg.Step.of(3)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -29,24 +28,6 @@ def both_ways(codec, x):
 
 def round_trip(codec, x):
     return np.asarray(both_ways(codec, x))
-
-
-@functools.cache
-def program(tx, workers):
-    """`init` and `update` of all workers, compiled."""
-    update = everywhere("vmap", lambda g, s: tx.update(g, s), workers)
-    return jax.jit(jax.vmap(tx.init)), update
-
-
-def updates(tx, rows, steps=1):
-    """The mean of each step, of the first worker, and the last state."""
-    init, update = program(tx, len(rows))
-    state, means = init(rows), []
-    for _ in range(steps):
-        mean, state = update(rows, state)
-        assert all(np.array_equal(row, mean[0], equal_nan=True) for row in mean)
-        means.append(np.asarray(mean[0]))
-    return means, state
 
 
 # Equal values
@@ -73,27 +54,26 @@ def test_equal_values_survive_ternary(n):
         np.testing.assert_allclose(optimized(x), x, rtol=1e-5)
 
 
+def integer_sum(clip=None):
+    exchange = fg.QuantizedAllReduce(WORKERS, clip=clip)
+    return everywhere("vmap", lambda x: once(exchange, x).mean, WORKERS)
+
+
 @pytest.mark.usefixtures("as_users_compile_it")
 @pytest.mark.parametrize("n", SIZES)
 def test_equal_values_survive_an_integer_sum(n):
-    exchange, comm = fg.QuantizedAllReduce(WORKERS), fg.exchanges.Comm(AXIS, STEP)
-    run = everywhere("vmap", lambda x: exchange.mean(x, exchange.init(x), comm).mean, WORKERS)
+    mean = integer_sum()
     for value in EQUAL:
         rows = np.full((WORKERS, n), value, np.float32)
-        np.testing.assert_allclose(run(rows), rows, rtol=1e-5)
+        np.testing.assert_allclose(mean(rows), rows, rtol=1e-5)
 
 
 # The ends of the range
 
-QUANTIZERS = {
-    "levels": fg.UniformQuantizer(bits=4, bucket=64),
-    "levels max": fg.UniformQuantizer(bits=3, bucket=64, norm="max"),
-    "ternary": fg.Ternary(clip=None),
-    "ternary clipped": fg.Ternary(),
-    "lloyd-max": fg.codecs.LloydMax(bits=2, block=64),
-    "sign": fg.Sign(),
-    "range float": fg.RangeFloat(bits=8),
-}
+QUANTIZERS = [CODECS[name] for name in ("levels", "levels max", "ternary clipped", "range float")]
+QUANTIZERS += [fg.Ternary(clip=None), fg.codecs.LloydMax(bits=2, block=64), fg.Sign()]
+WITH_SCALES = [CODECS["levels"], CODECS["bin means"], CODECS["ternary clipped"]]
+WITH_SCALES += [fg.codecs.LloydMax(bits=2, block=64), fg.LogQuantizer(bits=4)]
 
 
 def spiky():
@@ -103,26 +83,24 @@ def spiky():
     return x.astype(np.float32)
 
 
-@pytest.mark.parametrize("codec", QUANTIZERS.values(), ids=QUANTIZERS)
+@pytest.mark.parametrize("codec", QUANTIZERS, ids=repr)
 def test_a_quantizer_does_the_same_at_any_scale(codec):
     expected = round_trip(codec, spiky())
     assert np.any(expected)
-    for exponent in (-100, 100, 126, 127):
-        scale = np.float32(2.0) ** np.float32(exponent)
+    for scale in np.ldexp(np.float32(1), [-100, 100, 126, 127]):
         found = round_trip(codec, scale * spiky()) / scale
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-12)
 
 
 @pytest.mark.parametrize("clip", [None, 2.5])
 def test_an_integer_sum_does_the_same_at_any_scale(clip):
-    tx = fg.compressed_pmean(fg.QuantizedAllReduce(WORKERS, clip=clip), axis_name=AXIS)
+    mean = integer_sum(clip)
     rows = np.stack([np.roll(spiky(), i // 2) for i in range(WORKERS)])
-    (expected,), _ = updates(tx, rows)
+    expected = np.asarray(mean(rows))
     assert np.any(expected)
-    for exponent in (-100, 100, 126, 127):
-        scale = np.float32(2.0) ** np.float32(exponent)
-        (mean,), _ = updates(tx, scale * rows)
-        np.testing.assert_allclose(mean / scale, expected, rtol=1e-5, atol=1e-12)
+    for scale in np.ldexp(np.float32(1), [-100, 100, 126, 127]):
+        found = np.asarray(mean(scale * rows)) / scale
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-12)
 
 
 @pytest.mark.parametrize(("bits", "mantissa"), [(10, 1), (12, 3), (6, 2), (16, 7)])
@@ -137,16 +115,7 @@ def test_any_codes_decode_to_finite_numbers(bits, mantissa):
         assert np.all(np.isfinite(decompress(codec, garbage, x)))
 
 
-WITH_SCALES = {
-    "levels": fg.UniformQuantizer(bits=4, bucket=64),
-    "bin means": fg.codecs.BinMeans(),
-    "lloyd-max": fg.codecs.LloydMax(bits=2, block=64),
-    "ternary": fg.Ternary(),
-    "log levels": fg.LogQuantizer(bits=4),
-}
-
-
-@pytest.mark.parametrize("codec", WITH_SCALES.values(), ids=WITH_SCALES)
+@pytest.mark.parametrize("codec", WITH_SCALES, ids=repr)
 def test_a_scale_that_is_none_decodes_to_no_number(codec):
     """What arrives may be anything; the last of the numbers beside the codes counts for all."""
     payload = compress(codec, spiky(), step=STEP)
@@ -161,15 +130,13 @@ def test_what_a_transform_cannot_hold_makes_a_bad_step():
     tx = fg.compressed_pmean(
         fg.AllGather(fg.chain(fg.Dct(block=16), fg.TopK(k=4))), fg.ErrorFeedback(), axis_name=AXIS
     )
-    init, update = program(tx, 2)
-    mean, after = update(np.full((2, 64), 3e38, np.float32), init(np.zeros((2, 64), np.float32)))
-    assert np.isnan(mean).any()
-    assert np.asarray(after.skipped).tolist() == [1, 1]
-    mean, _ = update(np.ones((2, 64), np.float32), after)
-    np.testing.assert_allclose(mean, 1.0, rtol=1e-5)
+    means, states = run(tx, np.float32([3e38, 1])[:, None, None] * np.ones((2, 64), np.float32))
+    assert np.isnan(means[0]).any()
+    assert states.skipped.tolist() == [[1, 1], [1, 1]]
+    np.testing.assert_allclose(means[1], 1.0, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
 def test_a_cast_keeps_signs_and_sizes(name):
     x = np.array([1.0, -1.0, 0.0, 2.0, -2.0, 1.5], np.float32)
     np.testing.assert_allclose(round_trip(fg.Cast(name), x), x, rtol=0.25)
@@ -208,15 +175,6 @@ def test_a_threshold_is_that_of_halving_the_bounds(fraction):
         np.testing.assert_allclose(threshold(codec, x), low, rtol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("search", ["binary", "exact"])
-def test_a_threshold_keeps_what_is_not_finite_wherever_it_is(search):
-    codec = fg.Threshold(fraction=0.1, search=search)
-    for position, bad in itertools.product(range(90), (np.nan, np.inf, -np.inf)):
-        x = values((90,))
-        x[position] = bad
-        assert not np.all(np.isfinite(round_trip(codec, x))), (position, bad)
-
-
 def test_an_exact_threshold_sends_the_largest_and_no_zeros():
     codec = fg.Threshold(fraction=0.1, search="exact")
     x = values((400,))
@@ -226,16 +184,6 @@ def test_an_exact_threshold_sends_the_largest_and_no_zeros():
     np.testing.assert_array_equal(y[largest], x[largest])
     few = np.where(np.arange(400) % 100 == 7, x, 0).astype(np.float32)
     np.testing.assert_array_equal(round_trip(codec, few), few)
-
-
-def reduced(exchange, rows):
-    """Mean, error and overflow of an exchange without a memory."""
-
-    def one(x):
-        out = exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, STEP))
-        return out.mean, out.error, out.stats.overflow
-
-    return everywhere("vmap", one, len(rows))(rows)
 
 
 # Any chain
@@ -305,10 +253,10 @@ def test_two_stages_of_one_sided_values_send_the_negative_ones_too():
     codec = fg.chain(fg.codecs.AlternatingSign(), fg.TopK(k=4))
     tx = fg.compressed_pmean(fg.TwoStage(codec, workers=2), fg.ErrorFeedback(), axis_name=AXIS)
     row = np.array([1.0, -1.0, 2.0, -2.0], np.float32)
-    means, state = updates(tx, np.stack([row, row]), steps=6)
-    applied = np.sum(means, axis=0)
+    means, states = run(tx, np.stack([[row, row]] * 6))
+    applied = means[:, 0].sum(0)
     assert np.all(applied * row > 0)
-    left = np.asarray(state.memory.worker_rows.residual).mean(0).ravel()
+    left = states.memory.worker_rows.residual[-1].mean(0).ravel()
     np.testing.assert_allclose(applied + left, 6 * row, atol=1e-5)
 
 
@@ -336,5 +284,5 @@ TOO_LARGE = {
 def test_every_exchange_counts_what_overflows_on_all_workers(exchange):
     rows = np.zeros((WORKERS, 12), np.float32)
     rows[1, :3], rows[3, 0] = 2e5, -5e5
-    _, _, overflow = reduced(exchange, rows)
+    overflow = everywhere("vmap", lambda x: once(exchange, x).stats.overflow, WORKERS)(rows)
     assert np.broadcast_to(overflow, WORKERS).tolist() == [4] * WORKERS

@@ -38,10 +38,6 @@ def shrinks(codec):
     )
 
 
-def normal(rng, shape):
-    return rng.standard_normal(shape)
-
-
 def constant(rng, shape):
     return np.broadcast_to(rng.standard_normal((shape[0], 1)), shape)
 
@@ -49,10 +45,6 @@ def constant(rng, shape):
 def nearly_equal(rng, shape):
     size = 10.0 ** rng.integers(-8, -2, (shape[0], 1))
     return constant(rng, shape) * (1 + size * rng.standard_normal(shape))
-
-
-def ties(rng, shape):
-    return rng.integers(-2, 3, shape)
 
 
 def sparse(rng, shape):
@@ -69,20 +61,16 @@ def with_outlier(rng, shape):
     return x
 
 
-def smooth(rng, shape):
-    return np.cumsum(rng.standard_normal(shape), axis=1)
-
-
 KINDS = {
-    "normal": normal,
+    "normal": lambda rng, shape: rng.standard_normal(shape),
     "heavy tail": lambda rng, shape: rng.standard_t(2, shape),
     "sparse": sparse,
     "constant": constant,
     "nearly equal": nearly_equal,
-    "ties": ties,
+    "ties": lambda rng, shape: rng.integers(-2, 3, shape),
     "huge range": huge_range,
     "one outlier": with_outlier,
-    "smooth": smooth,
+    "smooth": lambda rng, shape: np.cumsum(rng.standard_normal(shape), axis=1),
     "subnormal": lambda rng, shape: rng.standard_normal(shape) * 1e-40,
     "tiny": lambda rng, shape: rng.standard_normal(shape) * 1e-30,
     "huge": lambda rng, shape: rng.standard_normal(shape) * 1e34,

@@ -21,18 +21,18 @@ unpack = jax.jit(_codes.unpack, static_argnums=(1, 2))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def overflow(codec, x):
-    return codec.compress(x, (), fg.Step.of(0)).overflow
+def both_ways(codec, x):
+    """What comes back, and how many values overflow."""
+    out = codec.compress(x, (), fg.Step.of(0))
+    return codec.decompress(out.payload, x, fg.Step.of(0)), out.overflow
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def round_trip(codec, x, key=0):
-    step = fg.Step.of(jax.random.key(key))
-    return fg.decompress(codec, fg.compress(codec, x, step=step), x, step=step)
+def round_trip(codec, x):
+    return both_ways(codec, x)[0]
 
 
 def codes_of(codec, x):
-    return unpack(compress(codec, jnp.asarray(x)).main, codec.bits, len(x)).tolist()
+    return unpack(compress(codec, np.asarray(x, np.float32)).main, codec.bits, len(x)).tolist()
 
 
 def test_worked_example_of_the_paper():
@@ -40,7 +40,7 @@ def test_worked_example_of_the_paper():
         bits=8, mantissa=3, rounding="truncate", maximum=2.0, eps=0.125
     )
     assert codes_of(codec, [0.256, 0.125, 2.0, 0.0]) == [9, 1, 33, 0]
-    assert round_trip(codec, jnp.array([0.256, -0.256])).tolist() == [0.25, -0.25]
+    assert round_trip(codec, np.float32([0.256, -0.256])).tolist() == [0.25, -0.25]
     assert codec._window().positive == 33
 
 
@@ -51,7 +51,7 @@ def test_algorithm_1_of_the_paper(x):
     )
     code = reference.paper_encode(x, 3, 0.125, 2.0)
     assert codes_of(codec, [x]) == [code]
-    assert round_trip(codec, jnp.array([x])).tolist() == [reference.paper_decode(code, 3, 0.125)]
+    assert round_trip(codec, np.float32([x])).tolist() == [reference.paper_decode(code, 3, 0.125)]
 
 
 @pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (-0.5, 0.5), (-0.25, 1.0)])
@@ -106,16 +106,16 @@ def test_proven_relative_error(rounding, bits, m, x):
 
 def test_below_eps_goes_to_the_nearer_of_zero_and_eps():
     codec = fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125)
-    x = jnp.array([0.06, 0.0626, 0.12, -0.06, -0.0626])
+    x = np.float32([0.06, 0.0626, 0.12, -0.06, -0.0626])
     assert round_trip(codec, x).tolist() == [0.0, 0.125, 0.125, 0.0, -0.125]
 
 
 def test_beyond_the_range_saturates_and_is_counted():
     codec = fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, minimum=-1.0)
-    x = jnp.array([3.0, jnp.inf, 1.9, -1.5, -jnp.inf, jnp.nan])
-    assert overflow(codec, x) == 5
-    y = round_trip(codec, x).tolist()
-    assert y == [2.0, 2.0, 1.875, -1.0, -1.0, 2.0]
+    x = np.float32([3.0, np.inf, 1.9, -1.5, -np.inf, np.nan])
+    y, overflow = both_ways(codec, x)
+    assert overflow == 5
+    assert y.tolist() == [2.0, 2.0, 1.875, -1.0, -1.0, 2.0]
 
 
 def test_a_fitted_range_reaches_the_largest_value():
@@ -123,9 +123,9 @@ def test_a_fitted_range_reaches_the_largest_value():
     top = np.argmax(np.abs(x))
     for rounding in ROUNDINGS:
         codec = fg.RangeFloat(bits=8, rounding=rounding)
-        y = np.asarray(round_trip(codec, x))
+        y, overflow = jax.device_get(both_ways(codec, x))
         assert abs(y[top] - x[top]) <= 2.0**-codec.m * abs(x[top])
-        assert overflow(codec, x) == 0
+        assert overflow == 0
 
 
 def test_ranges_at_both_ends_of_float32():
@@ -155,13 +155,9 @@ def test_the_chosen_mantissa_is_the_best_on_normal_data(bits):
 def test_complex_values_are_quantized_in_both_parts():
     z = (values((50,)) + 1j * values((50,), 1)).astype(np.complex64)
     codec = fg.RangeFloat(bits=12)
-
-    @jax.jit
-    def both_ways(z):
-        payload = codec.compress(z, (), fg.Step()).payload
-        return payload, codec.decompress(payload, z, fg.Step())
-
-    payload, y = both_ways(z)
-    assert payload.main.size == _codes.words_for(100, 12)
+    assert jax.eval_shape(lambda z: codec.compress(z, (), fg.Step()), z).payload.main.size == (
+        _codes.words_for(100, 12)
+    )
+    y = round_trip(codec, z)
     assert y.dtype == z.dtype
     assert np.max(np.abs(y - z)) <= 2.0**-codec.m * np.max(np.abs(z))

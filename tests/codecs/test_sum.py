@@ -14,7 +14,8 @@ from fftgrad.codecs._chain import payload_spec
 
 N, WORKERS = 4096, 12
 STEP = fg.Step.of(0)
-CODECS = [fg.TopK(fraction=0.05), fg.Budget(ratio=25)]
+BLOCKS = fg.chain(fg.Fft(block=4), fg.TopK(k=2), fg.RangeFloat(8))
+CODECS = [fg.TopK(fraction=0.05), fg.Budget(ratio=25), BLOCKS]
 
 
 @pytest.fixture
@@ -49,7 +50,10 @@ def test_groups_of_payloads_are_added_in_the_order_of_the_workers(codec, monkeyp
         own = jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], payloads)
         one = add_one(one, own, np.float32(i + 1))
     for found in bits:
-        np.testing.assert_array_equal(found, np.asarray(one))
+        if codec == BLOCKS:  # products of matrices
+            np.testing.assert_allclose(found, one, rtol=1e-4, atol=1e-4)
+        else:
+            np.testing.assert_array_equal(found, one)
 
 
 @pytest.mark.usefixtures("on_an_accelerator")

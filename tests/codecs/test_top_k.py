@@ -13,8 +13,8 @@ from cases import EVERY_CASE, floats, values
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from messages import compress, decompress
-from parallel import AXIS, everywhere
+from parallel import everywhere
+from stepwise import once
 
 import fftgrad as fg
 from fftgrad.ops import _platform, _positions, _selection
@@ -54,7 +54,7 @@ ADVERSARIAL = {
 
 
 @EVERY_CASE
-@pytest.mark.parametrize("k", [1, 2, 19, 100, 199, 200])
+@pytest.mark.parametrize("k", [1, 19, 100, 199, 200])
 def test_adversarial_inputs(k):
     for name, x in ADVERSARIAL.items():
         np.testing.assert_array_equal(positions(x, k), reference.top_k(x, k), err_msg=name)
@@ -65,7 +65,7 @@ def test_adversarial_inputs(k):
         hnp.arrays(np.float32, N, elements=floats(127)),
         hnp.arrays(np.float32, N, elements=st.sampled_from([0.0, 1.0, -1.0, 2.0])),  # ties
     ),
-    k=st.sampled_from([1, 7, 60, 150]),
+    k=st.sampled_from([1, 19, 100, 199]),  # compiled above
 )
 def test_any_floats(x, k):
     payload = compiled(x, k)
@@ -73,10 +73,7 @@ def test_any_floats(x, k):
     np.testing.assert_array_equal(found, reference.top_k(x, k))
 
 
-@given(
-    x=hnp.arrays(np.float32, (2, N), elements=floats(126)),
-    k=st.sampled_from([1, 7, 60]),
-)
+@given(x=hnp.arrays(np.float32, (2, N), elements=floats(126)), k=st.sampled_from([1, 60]))
 def test_complex_by_modulus(x, k):
     z = x[0] + 1j * x[1]
     found = np.asarray(decode(compiled(z.astype(np.complex64), k).side, k, N))
@@ -86,15 +83,6 @@ def test_complex_by_modulus(x, k):
     most_dropped = np.delete(modulus, found).max()
     # Two roundings of the energy, and the floor below which moduli count as equal.
     assert least_kept >= most_dropped * (1 - 1e-6) - 1e-18 * modulus.max()
-
-
-def test_nothing_is_finite_where_chance_leaves_out_what_is_not():
-    codec, step = fg.RandomK(k=3), fg.Step.of(0)
-    for place, bad in itertools.product(range(7), (np.nan, np.inf, -np.inf)):
-        x = np.ones(7, np.float32)
-        x[place] = bad
-        y = decompress(codec, compress(codec, x, step=step), x, step=step)
-        assert np.all(np.isnan(y)), (place, bad)
 
 
 def test_k_is_the_ceiling_of_the_share():
@@ -154,10 +142,13 @@ def test_a_long_complex_vector_by_modulus(scale):
 
 @pytest.mark.parametrize("name", ["heavy tail", "small where the sample looks"])
 def test_the_bracket_is_proved_and_not_believed(name):
-    x = jnp.asarray(HARD[name].astype(np.float32))
-    source, key = _selection.keys(x)
-    guess, capacity = _selection._guess(source, key, 400)
-    from_low, from_high = (int(jnp.sum(key(x) >= edge)) for edge in (guess.low, guess.high))
+    @jax.jit
+    def counts(x):
+        source, key = _selection.keys(x)
+        guess, capacity = _selection._guess(source, key, 400)
+        return [jnp.sum(key(x) >= edge) for edge in (guess.low, guess.high)], capacity
+
+    (from_low, from_high), capacity = jax.device_get(counts(HARD[name].astype(np.float32)))
     holds = from_high < 400 <= from_low and from_low - from_high <= capacity
     assert holds == (name == "heavy tail")
     assert capacity < LARGE // 2
@@ -194,9 +185,7 @@ class DefaultSparse(fg.Selector):
 @pytest.mark.parametrize("transform", [fg.Identity(), fg.Dct(block=4)])
 def test_a_selector_that_decodes_in_its_own_way_is_averaged_so(kind, transform):
     codec, x = fg.chain(transform, kind()), values((2, 512))
-    exchange = fg.AllGather(codec)
-    comm = fg.exchanges.Comm(AXIS)
-    mean = everywhere("vmap", lambda x: exchange.mean(x, exchange.init(x), comm).mean, len(x))(x)
+    mean = np.asarray(everywhere("vmap", lambda x: once(fg.AllGather(codec), x).mean, len(x))(x))
     sign = 0.5 if kind is Halved else -0.5
     np.testing.assert_allclose(mean[0, :4], sign * x[:, :4].mean(0), rtol=1e-5)
     np.testing.assert_array_equal(mean[0, 4:], 0)

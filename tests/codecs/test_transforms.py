@@ -8,10 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from cases import floats, sample, values
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
+from cases import sample, values
 from messages import compress, decompress, gathered
 
 import fftgrad as fg
@@ -35,18 +32,6 @@ def test_fft_is_the_oracle(n, block, half):
     close(back, reference.inverse_fft(expected, n, block))
 
 
-@given(
-    x=hnp.arrays(np.float32, 100, elements=floats(10)),
-    block=st.sampled_from([8, 64, None]),
-)
-def test_fft_is_an_isometry_that_can_be_undone(x, block):
-    z = np.asarray(compress(fg.Fft(block=block), x).main)
-    energy = float(np.sum(np.square(x, dtype=np.float64)))
-    np.testing.assert_allclose(np.sum(np.abs(z) ** 2), energy, rtol=1e-4, atol=1e-6)
-    back = decompress(fg.Fft(block=block), fg.Payload(z), x)
-    np.testing.assert_allclose(back, x, atol=1e-5 * max(1e-6, np.abs(x).max()))
-
-
 def test_a_prime_length_is_padded_to_small_factors():
     n = 1_000_003
     (m,) = jax.eval_shape(
@@ -61,32 +46,18 @@ def test_half_saturates_instead_of_overflowing():
     np.testing.assert_allclose(y, [65504.0, -65504.0, 1.0, 0.0], atol=0.05)
 
 
-@pytest.mark.parametrize("block", [2, 16, 64])
-@pytest.mark.parametrize("n", [1, 7, 64, 1009])
-def test_dct_is_the_oracle(n, block):
-    x = values((n,))
-    y = compress(fg.Dct(block=block), x).main
-    np.testing.assert_allclose(y, reference.dct(x, block), atol=1e-5 * np.abs(x).max())
-    back = decompress(fg.Dct(block=block), fg.Payload(y), x)
-    np.testing.assert_allclose(back, x, atol=1e-5 * np.abs(x).max())
-
-
 @pytest.mark.parametrize("block", [2, 16, 64, 128, 8192])
 @pytest.mark.parametrize("n", [1, 7, 64, 1009])
-def test_hadamard_is_the_oracle(n, block):
-    x = values((n,))
-    y = compress(fg.Hadamard(block=block, signs=False), x).main
-    np.testing.assert_allclose(y, reference.hadamard(x, block), atol=1e-5 * np.abs(x).max())
-
-
-@given(x=hnp.arrays(np.float32, 100, elements=floats(10)), seed=st.integers(0, 100))
-def test_hadamard_is_an_isometry_that_its_signs_undo(x, seed):
-    codec, step = fg.Hadamard(block=64), fg.Step.of(seed)
-    y = np.asarray(compress(codec, x, step=step).main)
-    energy = float(np.sum(np.square(x, dtype=np.float64)))
-    np.testing.assert_allclose(np.sum(y**2), energy, rtol=1e-4, atol=1e-6)
-    back = decompress(codec, fg.Payload(y), x, step=step)
-    np.testing.assert_allclose(back, x, atol=1e-5 * max(1e-6, np.abs(x).max()))
+def test_dct_and_hadamard_are_the_oracle(n, block):
+    x, rotation = values((n,)), fg.Hadamard(block=block, signs=False)
+    for codec, oracle in (
+        (fg.Dct(block=min(block, 1024)), reference.dct),
+        (rotation, reference.hadamard),
+    ):
+        y = compress(codec, x).main
+        np.testing.assert_allclose(y, oracle(x, block), atol=1e-5 * np.abs(x).max())
+        back = decompress(codec, fg.Payload(y), x)
+        np.testing.assert_allclose(back, x, atol=1e-5 * np.abs(x).max())
 
 
 def test_random_signs_spread_a_constant_and_change_by_step():

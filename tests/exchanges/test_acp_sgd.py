@@ -3,11 +3,11 @@
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import gradients, values
-from parallel import AXIS, everywhere, train_step
+from parallel import AXIS, train_step
+from stepwise import run, stacked
 
 import fftgrad as fg
 
@@ -23,42 +23,15 @@ MODEL = {
 LEAF = fg.Bucketing("leaf")
 
 
-def zeros(like):
-    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), like)
-
-
-def bits(tree):
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
-
-
 # Bytes
-
-
-@pytest.mark.parametrize("turn", [0, 1])
-def test_both_kinds_of_steps_send_one_sum_of_the_bytes_that_were_said(turn):
-    """Here each kind has a program of its own, because the turn is known to the compiler."""
-    exchange = fg.AcpSgd(rank=2)
-
-    def step(x):
-        shared = exchange.init(x).shared._replace(turn=jnp.int32(turn))
-        state = fg.exchanges.State(shared)
-        return exchange.mean(x, state, fg.exchanges.Comm(AXIS)).mean
-
-    run = everywhere("shard_map", step, WORKERS).lower(gradients(MODEL, WORKERS))
-    (found,) = fg.audit(run.compile())
-    assert (found.kind, found.branch) == ("all-reduce", ())
-    assert found.bytes == fg.wire_bytes(exchange, MODEL)
 
 
 def test_one_program_has_one_sum_outside_of_the_condition():
     init, update = train_step(
         fg.compressed_pmean(fg.methods.acp_sgd(rank=2), axis_name=AXIS), WORKERS, like=MODEL
     )
-    state = init(zeros(MODEL))
-    for seed in range(4):
-        _, state = update(gradients(MODEL, WORKERS, seed), state)
-    assert update._cache_size() == 1
-    compiled = update.lower(gradients(MODEL, WORKERS), state).compile()
+    args = gradients(MODEL, WORKERS), jax.eval_shape(init, MODEL)
+    compiled = update.lower(*args).compile()
     (found,) = fg.audit(compiled)
     assert (found.kind, found.branch) == ("all-reduce", ())
     assert found.bytes == fg.wire_bytes(fg.AcpSgd(2), MODEL)
@@ -94,64 +67,37 @@ LIKE = {"w": jax.ShapeDtypeStruct((12, 10), "float32"), "b": jax.ShapeDtypeStruc
 
 def test_bad_steps_are_no_turns():
     """With every other step bad a count of steps would let the same factor travel forever."""
-    init, update = train_step(
-        fg.compressed_pmean(fg.methods.acp_sgd(rank=2), axis_name=AXIS), WORKERS, like=LIKE
-    )
-    plain = state = init(zeros(LIKE))
-    for seed in range(6):
-        grads = gradients(LIKE, WORKERS, seed)
-        expected, plain = update(grads, plain)
-        got, state = update(grads, state)
-        assert bits(got) == bits(expected)
-        bad = {**grads, "w": grads["w"].copy()}
-        bad["w"][seed % WORKERS, seed, 3] = [np.nan, np.inf][seed % 2]
-        mean, after = update(bad, state)
-        assert not np.all(np.isfinite(mean["w"]))
-        assert bits((after.exchange, after.memory)) == bits((state.exchange, state.memory))
-        state = after
-    assert int(state.skipped) == 6
+    tx = fg.compressed_pmean(fg.methods.acp_sgd(rank=2), axis_name=AXIS)
+    good = [gradients(LIKE, WORKERS, seed) for seed in range(6)]
+    bad = [{**grads, "w": grads["w"].copy()} for grads in good]
+    for seed, grads in enumerate(bad):
+        grads["w"][seed % WORKERS, seed, 3] = [np.nan, np.inf][seed % 2]
+    expected, _ = run(tx, stacked(good))
+    alternating = [grads for pair in zip(good, bad, strict=True) for grads in pair]
+    found, states = run(tx, stacked(alternating))
+    for leaf, wanted in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        assert leaf[::2].tobytes() == wanted.tobytes()
+    assert not np.any(np.all(np.isfinite(found["w"][1::2]), axis=(2, 3)))
+    for leaf in jax.tree.leaves((states.exchange, states.memory)):
+        assert leaf[::2].tobytes() == leaf[1::2].tobytes()
+    assert np.all(states.skipped[-1] == 6)
 
 
 # Values
 
 
-def run_of(exchange, rows, scales):
-    """The means of steps on multiples of the same matrices."""
-
-    def step(x, state):
-        out = exchange.mean(x, state, fg.exchanges.Comm("data"))
-        return out.mean, out.state
-
-    run = jax.jit(jax.vmap(step, axis_name="data"))
-    state = jax.jit(jax.vmap(exchange.init))(rows)
-    for scale in scales:
-        mean, state = run(np.float32(scale) * rows, state)
-        yield np.asarray(mean[0])
-
-
-@pytest.mark.parametrize("shape", [(16, 10), (10, 16), (3, 4, 10)])
-def test_it_finds_the_largest_directions_of_the_mean(shape):
-    own = values((WORKERS, *shape)).reshape(WORKERS, -1, shape[-1])
-    u, s, vt = np.linalg.svd(own.mean(0), full_matrices=False)
-    own += (u[:, :2] * s[0]) @ vt[:2]  # or the third would be nearly as large as the second
-    rows, exact = own.reshape(WORKERS, *shape), own.mean(0, dtype=np.float64)
-    u, s, vt = np.linalg.svd(exact)
-    best = (u[:, :2] * s[:2]) @ vt[:2]
-    *_, last = run_of(fg.AcpSgd(rank=2), rows, [1.0] * 20)
-    np.testing.assert_allclose(last.reshape(exact.shape), best, atol=1e-2 * s[0])
-
-
-def test_steps_without_a_gradient_end_nothing():
+@pytest.mark.parametrize("kind", [fg.AcpSgd, fg.PowerSgd])
+def test_steps_without_a_gradient_end_nothing(kind):
     """A factor of zeros would make a basis of first rows, or columns, which have no gradient."""
     r = np.random.default_rng(0)
     whole = (r.normal(size=(16, 2)) @ r.normal(size=(2, 10))).astype(np.float32)
     whole[:3] = 0
     whole[:, :3] = 0
-    rows, scales = np.stack([whole] * WORKERS), [0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0]
-    means = list(run_of(fg.AcpSgd(rank=2), rows, scales))
-    for scale, mean in zip(scales[4:], means[4:], strict=True):
-        np.testing.assert_allclose(mean, scale * whole, atol=1e-4)
-    assert not np.any(np.stack(means[:3]))
+    scales = np.float32([0, 0, 0, 1, 1, 0, 1, 0, 1])[:, None, None, None]
+    rows = scales * np.stack([whole] * WORKERS)
+    means, _ = run(fg.compressed_pmean(kind(rank=2), axis_name=AXIS), rows)
+    np.testing.assert_allclose(means[4:], rows[4:], atol=1e-4)
+    assert not np.any(means[:3])
 
 
 @pytest.mark.parametrize(
@@ -160,10 +106,6 @@ def test_steps_without_a_gradient_end_nothing():
 def test_what_differs_between_the_workers_is_sent_too(exchange, least, most):
     """Each takes its own product from its residual; with `PowerSgd` the differences add up."""
     tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
-    rows = values((WORKERS, 12, 15))
-    run = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
-    state, lengths = jax.jit(jax.vmap(tx.init))(rows), []
-    for _ in range(320):
-        _, state = run(rows, state)
-        lengths.append(np.linalg.norm(state.memory.worker_rows.residual))
-    assert least <= lengths[-1] / lengths[79] <= most
+    _, states = run(tx, np.stack([values((WORKERS, 12, 15))] * 320))
+    early, late = (np.linalg.norm(states.memory.worker_rows.residual[at]) for at in (79, -1))
+    assert least <= late / early <= most

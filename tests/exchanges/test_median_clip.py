@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import CODECS, gradients, sample, values
+from cases import gradients, sample, values
 from parallel import AXIS, MODES, everywhere
+from stepwise import once, run
 
 import fftgrad as fg
 from fftgrad.exchanges._all_gather import clipped_mean
-from fftgrad.ops import _collectives
 
 LIKE = {
     "w": jax.ShapeDtypeStruct((10, 11), jnp.float32),
@@ -34,8 +34,8 @@ def oracle(rows, clip=True):
 @functools.cache
 def mean_of(clip, workers, mode="vmap", codec=fg.Identity()):  # noqa: B008
     """The program from rows to means."""
-    exchange, comm = fg.AllGather(codec, clip), fg.exchanges.Comm(AXIS, fg.Step.of(0))
-    return everywhere(mode, lambda x: exchange.mean(x, exchange.init(x), comm).mean, workers)
+    mean = everywhere(mode, lambda x: once(fg.AllGather(codec, clip), x).mean, workers)
+    return lambda rows: jax.device_get(mean(rows))
 
 
 def scaled(workers, **factors):
@@ -118,34 +118,15 @@ def test_what_does_not_count_is_as_nothing_whatever_it_is(counts):
 def test_one_worker_that_is_off_cannot_end_training(clip, attack):
     """A quadratic, whose gradients have noise; one of five workers sends what it should not."""
     workers, target = 5, np.linspace(-1, 1, 30).astype(np.float32)
-    tx = optax.chain(
-        fg.compressed_pmean(fg.AllGather(fg.Identity(), clip), axis_name=AXIS),
-        optax.sgd(0.1),
-    )
 
-    def step(noise, state, params):
-        gradient = params - target + noise
-        off = 300 * noise if attack == "long" else -300 * gradient
-        gradient = jnp.where(jax.lax.axis_index(AXIS) == 2, off, gradient)
-        updates, state = tx.update(gradient, state)
-        return optax.apply_updates(params, updates), state
+    def gradient(noise, params):
+        right = params - target + noise
+        off = 300 * noise if attack == "long" else -300 * right
+        return jnp.where(jax.lax.axis_index(AXIS) == 2, off, right)
 
-    run = everywhere("vmap", step, workers)
-    params = np.zeros((workers, 30), np.float32)
-    state = jax.jit(jax.vmap(tx.init))(params)
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        noise = 0.1 * rng.standard_normal((workers, 30)).astype(np.float32)
-        params, state = run(noise, state, params)
+    mean = fg.compressed_pmean(fg.AllGather(fg.Identity(), clip), axis_name=AXIS)
+    noise = 0.1 * np.random.default_rng(0).standard_normal((200, workers, 30)).astype(np.float32)
+    tx = optax.chain(optax.stateless(gradient), mean, optax.sgd(0.1))
+    params = run(tx, noise, np.zeros(30, np.float32))[0][-1]
     error = np.linalg.norm(params[0] - target) / np.linalg.norm(target)
     assert (error < 0.1) == clip, error
-
-
-def test_the_program_sends_no_more_than_for_a_mean():
-    codec = CODECS["top-k 6 bits"]
-    exchange = fg.AllGather(codec, clip_to_median=True)
-    comm, own = fg.exchanges.Comm(AXIS, fg.Step.of(0)), jax.tree.map(lambda g: g[0], scaled(4))
-    mean = lambda x: exchange.mean(x, exchange.init(x), comm).mean  # noqa: E731
-    (found,) = _collectives.collectives(mean, {AXIS: 4}, own)
-    assert found.bytes == fg.wire_bytes(exchange, LIKE, BY_LEAF)
-    assert found.bytes == fg.wire_bytes(fg.AllGather(codec), LIKE, BY_LEAF)

@@ -10,23 +10,14 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from cases import (
-    CODECS,
-    EVERY_CASE,
-    EXCHANGES,
-    HIDES_NONFINITE,
-    MEMORIES,
-    SLOW,
-    one_of_each,
-    values,
-)
+from cases import CODECS, EXCHANGES, HIDES_NONFINITE, MEMORIES, SLOW, one_of_each, values
 from messages import draws, gathered
-from parallel import AXIS, everywhere, train_step
+from parallel import AXIS, everywhere
+from stepwise import once
 
 import fftgrad as fg
 
 WORKERS, N = 4, 5_000
-STEP = fg.Step.of(3)
 BAD = [np.nan, np.inf, -np.inf]
 
 # `AllGather` of one codec is a row of the codecs.
@@ -84,20 +75,20 @@ def test_gathering_is_averaging_what_a_codec_decodes_to_and_neither_hides_anythi
 @SIZES
 @pytest.mark.parametrize("name", [*one_of_each(OTHERS), *HIDING])
 def test_every_worker_sees_a_bad_value_of_any_worker(name, n):
-    exchange = ALONE[name]
-
-    def mean(x):
-        return exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, STEP)).mean
-
-    rows, run = rows_for(exchange, n), everywhere("vmap", mean, WORKERS)
+    rows = rows_for(ALONE[name], n)
+    run = everywhere("vmap", lambda x: once(ALONE[name], x).mean, WORKERS)
     assert np.all(np.isfinite(run(rows)))
     for x, where in spoiled(rows):
         seen = np.asarray(run(x)).reshape(WORKERS, -1)
         assert not np.any(np.all(np.isfinite(seen), axis=1)), where
 
 
-def check_bad_steps(init, update, x):
+@pytest.mark.parametrize("name", one_of_each(MEMORIES))
+def test_a_bad_step_leaves_any_memory_as_it_was(name):
     """Each step with a bad value is counted, and leaves the state as it was before."""
+    exchange = fg.AllGather(fg.chain(fg.ChunkTopK(chunk=8), fg.RangeFloat(bits=8)))
+    tx, x = fg.compressed_pmean(exchange, MEMORIES[name], axis_name=AXIS), good(N)
+    init, update = jax.jit(jax.vmap(tx.init)), everywhere("vmap", tx.update, WORKERS)
     mean, before = update(x, init(x))
     assert np.all(np.isfinite(mean))
     assert np.all(np.asarray(before.skipped) == 0)
@@ -109,28 +100,6 @@ def check_bad_steps(init, update, x):
         for kept in ("memory", "exchange"):
             pair = (jax.tree.leaves(getattr(state, kept)) for state in (before, after))
             assert all(map(np.array_equal, *pair)), (kept, where)
-
-
-def vmapped(tx):
-    return jax.jit(jax.vmap(tx.init)), everywhere("vmap", lambda g, s: tx.update(g, s), WORKERS)
-
-
-@EVERY_CASE
-@pytest.mark.parametrize("memory", MEMORIES.values(), ids=MEMORIES)
-def test_a_bad_step_leaves_any_memory_as_it_was(memory):
-    exchange = fg.AllGather(fg.chain(fg.ChunkTopK(chunk=8), fg.RangeFloat(bits=8)))
-    check_bad_steps(*vmapped(fg.compressed_pmean(exchange, memory, axis_name=AXIS)), good(N))
-
-
-MAPPED = ["dense", "led by one", "two stages", "integer sum", "low rank", "low rank in turns"]
-
-
-@pytest.mark.parametrize("name", MAPPED)
-def test_a_bad_step_under_shard_map_leaves_no_trace(name):
-    tx = fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS)
-    x = rows_for(fg.PowerSgd(2), N)
-    init, update = train_step(tx, WORKERS, like=x[0])
-    check_bad_steps(lambda x: init(x[0]), update, x)
 
 
 @pytest.mark.parametrize("n", [N, 65_537, pytest.param(1_000_003, marks=SLOW)])

@@ -4,41 +4,32 @@ import jax
 import numpy as np
 import pytest
 from cases import values
-from parallel import AXIS
+from parallel import AXIS, everywhere
+from stepwise import once, run
 
 import fftgrad as fg
 
 WORKERS = 4
 
 
-def steps(exchange, rows):
-    """The states after each step."""
-    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
-    update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
-    state = jax.jit(jax.vmap(tx.init))(rows[0])
-    states = []
-    for row in rows:
-        _, state = update(row, state)
-        states.append(state.exchange[0])
-    return states
+def states_of(exchange, rows):
+    """The state of the exchange on each worker after each step."""
+    return run(fg.compressed_pmean(exchange, axis_name=AXIS), np.stack(rows))[1].exchange[0]
 
 
 def test_a_threshold_of_two_stages_serves_for_its_steps():
     exchange = fg.TwoStage(fg.Threshold(fraction=0.1, reuse=3), WORKERS)
     rows = [values((WORKERS, 80)) / (1 + t) for t in range(4)]
-    states = steps(exchange, rows)
-    for stage in (0, 1):
-        found = [state.own.worker_rows.reset_rows[stage][0] for state in states]
-        thresholds = [np.asarray(f.threshold) for f in found]
-        assert [set(np.ravel(f.age).tolist()) for f in found] == [{1}, {2}, {3}, {1}]
-        np.testing.assert_array_equal(thresholds[0], thresholds[2])
-        assert np.all(thresholds[2] != thresholds[3])
+    for (found,) in states_of(exchange, rows).own.worker_rows.reset_rows:
+        assert [set(np.ravel(age).tolist()) for age in found.age] == [{1}, {2}, {3}, {1}]
+        np.testing.assert_array_equal(found.threshold[0], found.threshold[2])
+        assert np.all(found.threshold[2] != found.threshold[3])
 
 
 def test_each_shard_has_a_state_of_its_own():
     exchange = fg.TwoStage(fg.codecs.AdaComp(bin_size=5), workers=WORKERS)
-    (state,) = steps(exchange, [values((WORKERS, 80))])
-    residue = np.asarray(state.own.worker_rows.reset_rows[0][0].residue)
+    state = states_of(exchange, [values((WORKERS, 80))])
+    (residue,) = state.own.worker_rows.reset_rows[0][0].residue
     assert residue.shape == (WORKERS, 1, WORKERS, 20)
     rows = residue.reshape(-1, 20)
     assert len({row.tobytes() for row in rows}) == len(rows)
@@ -72,18 +63,15 @@ def test_what_no_worker_sent_counts_as_not_sent_to_the_bit(workers):
     exchange = fg.TwoStage(fg.TopK(k=3 * workers), workers)
     rows = values((workers, 40 * workers))
 
-    def sent(row):
-        return row - exchange.mean(row, exchange.init(row), fg.exchanges.Comm(AXIS)).error
-
-    found = np.asarray(jax.jit(jax.vmap(sent, axis_name=AXIS))(rows))
+    sent = everywhere("vmap", lambda row: row - once(exchange, row).error, workers)
+    found = np.asarray(sent(rows))
     assert np.count_nonzero(found) <= workers * (3 * workers + 3 * workers)
 
 
 def test_a_loss_beyond_float32_does_not_stay_in_the_residual():
     exchange = fg.TwoStage(fg.TopK(fraction=0.1), WORKERS)
     tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
-    update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
     rows = values((WORKERS, 80))
     large = np.float32(3e38) * np.sign(rows) * (0.5 + 0.5 * np.abs(rows) / np.abs(rows).max())
-    _, state = update(large, jax.jit(jax.vmap(tx.init))(rows))
+    _, state = run(tx, large[None])
     assert np.all(np.isfinite(state.memory.worker_rows.residual))

@@ -21,13 +21,10 @@ def uniform(bits: np.ndarray) -> np.ndarray:
 
 
 STREAMS = {
-    name: np.asarray(stream(*given))
-    for name, given in {
-        "key": (0, 0, 0),
-        "other key": (1, 0, 0),
-        "step": (0, 1, 0),
-        "worker": (0, 0, 1),
-    }.items()
+    "key": np.asarray(stream(0, 0, 0)),
+    "other key": np.asarray(stream(1, 0, 0)),
+    "step": np.asarray(stream(0, 1, 0)),
+    "worker": np.asarray(stream(0, 0, 1)),
 }
 
 

@@ -15,8 +15,7 @@ TYPICAL = {"diloco", "beer", "choco_sgd", "sharded", "feedback_adam", "scale_by_
 
 @pytest.mark.parametrize("way", ["alone", "vmap"])
 @pytest.mark.parametrize(
-    "name",
-    [name if name in TYPICAL else pytest.param(name, marks=SLOW) for name in METHODS],
+    "name", [name if name in TYPICAL else pytest.param(name, marks=SLOW) for name in METHODS]
 )
 def test_nothing_shares_a_buffer(name, way):
     tx = METHODS[name](AXIS)

@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, mesh_of
+from stepwise import run
 
 import fftgrad as fg
 
@@ -96,23 +97,15 @@ def test_compressed_it_gets_there_at_a_fraction_of_the_bytes():
 def test_a_bad_meeting_leaves_the_anchor():
     """As that of a weight which is no number; all parameters are finite."""
     tx = fg.optimizers.diloco(optax.sgd(0.02), optax.sgd(1.0, momentum=0.5), 2, *DENSE)
-    params = np.zeros((WORKERS, N), np.float32)
-    state, met = jax.jit(jax.vmap(tx.init))(params), []
-    update = jax.jit(
-        jax.vmap(lambda *args, weight: tx.update(*args, weight=weight), axis_name=AXIS)
-    )
-    for weight in (1.0, 1.0, 1.0, np.nan):
-        grads = params - (np.arange(WORKERS, dtype=np.float32)[:, None] + TARGET)
-        weights = np.full(WORKERS, weight, np.float32)
-        moves, state = update(grads, state, params, weight=weights)
-        params = params + np.asarray(moves)
-        met.append(state)
-    assert [one.skipped.tolist() for one in state.pmean] == [[1] * WORKERS]
-    assert not np.any(np.asarray(state.skipped.worker_rows))
-    np.testing.assert_array_equal(state.anchor, met[1].anchor)
-    for a, b in zip(jax.tree.leaves(state.outer), jax.tree.leaves(met[1].outer), strict=True):
-        np.testing.assert_array_equal(a, b)
-    np.testing.assert_allclose(params, state.anchor, atol=1e-6)
+    tx = optax.chain(optax.stateless(lambda goal, params: params - goal), tx)
+    goals = np.tile(np.arange(WORKERS, dtype=np.float32)[:, None] + TARGET, (4, 1, 1))
+    weight = np.repeat(np.float32([1.0, 1.0, 1.0, np.nan]), WORKERS).reshape(4, WORKERS)
+    params, (_, states) = run(tx, goals, np.zeros(N, np.float32), weight=weight)
+    assert [one.skipped[-1].tolist() for one in states.pmean] == [[1] * WORKERS]
+    assert not np.any(states.skipped.worker_rows)
+    for met in jax.tree.leaves((states.anchor, states.outer)):
+        np.testing.assert_array_equal(met[-1], met[1])
+    np.testing.assert_allclose(params[-1], states.anchor[-1], atol=1e-6)
 
 
 def test_a_bad_gradient_is_one_inner_step_of_one_worker():
@@ -143,8 +136,8 @@ def test_an_inner_step_is_bad_by_its_gradient_or_its_result(inner, grad):
     params = np.full((WORKERS, N), 1e38, np.float32)
     grads = np.zeros((WORKERS, N), np.float32)
     grads[1, 3] = grad
-    update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
-    moves, state = update(grads, jax.jit(jax.vmap(tx.init))(params), params)
+    step = lambda g, p: tx.update(g, tx.init(p), p)  # noqa: E731
+    moves, state = jax.jit(jax.vmap(step, axis_name=AXIS))(grads, params)
     assert not np.any(np.asarray(moves))
     assert state.skipped.worker_rows.ravel().tolist() == [0, 1, 0, 0]
 
@@ -173,10 +166,10 @@ def test_all_pieces_of_a_worker_leave_out_a_bad_step():
         moves, _ = tx.update({"w": grads[0]}, state, {"w": jnp.zeros_like(grads[0])})
         return moves["w"][None]
 
-    run = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(rows, specs), out_specs=rows))
+    step = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(rows, specs), out_specs=rows))
     grads = np.ones((2, 8), np.float32)
     grads[1, 3] = np.nan
-    moves = run(grads, state)
+    moves = step(grads, state)
     np.testing.assert_array_equal(moves, [[-1.0] * 8, [0.0] * 8])
 
 
@@ -185,18 +178,13 @@ def test_the_loss_of_a_bad_step_does_not_count_at_a_meeting():
     exchange = fg.AllGather(fg.TopK(k=5))
     outer = optax.chain(optax.sgd(1.0), optax.contrib.reduce_on_plateau())
     tx = fg.optimizers.diloco(optax.sgd(0.02), outer, 2, exchange, fg.NoMemory())
-    params = np.zeros((WORKERS, N), np.float32)
-    start = jax.jit(jax.vmap(tx.init))(params)
-    update = jax.jit(jax.vmap(lambda *args, value: tx.update(*args, value=value), axis_name=AXIS))
     for many in (1, WORKERS):
-        state = start
-        for count in range(4):
-            bad = (np.arange(WORKERS) < many) & (count == 1)
-            grads = np.where(bad[:, None], np.float32(np.nan), params - TARGET)
-            loss = np.where(bad, np.nan, 1.0).astype(np.float32)
-            _, state = update(grads, state, params, value=loss)
-        np.testing.assert_array_equal(state.outer[0][1].best_value, 1.0)
-        assert np.all(np.isfinite(np.asarray(state.outer[0][1].avg_value)))
+        bad = (np.arange(WORKERS) < many) & (np.arange(4) == 1)[:, None]
+        grads = np.where(bad[..., None], np.float32(np.nan), -TARGET)
+        loss = np.where(bad, np.nan, 1.0).astype(np.float32)
+        _, states = run(tx, grads, np.zeros(N, np.float32), value=loss)
+        np.testing.assert_array_equal(states.outer[0][1].best_value[-1], 1.0)
+        assert np.all(np.isfinite(states.outer[0][1].avg_value[-1]))
 
 
 @pytest.mark.parametrize(
@@ -220,9 +208,9 @@ def test_meetings_keep_their_period_after_the_largest_int32_step(every, delay, f
 
 def test_parameters_are_asked_for():
     tx = fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(0.1), 2)
-    run = jax.vmap(lambda g: tx.update(g, tx.init(g)), axis_name=AXIS)
+    step = jax.vmap(lambda g: tx.update(g, tx.init(g)), axis_name=AXIS)
     with pytest.raises(ValueError, match=r"diloco\.update\(params\)"):
-        jax.eval_shape(run, np.ones((2, 3)))
+        jax.eval_shape(step, np.ones((2, 3)))
 
 
 def test_a_worker_without_parameters_of_its_own_is_told_how_to_have_them():
@@ -236,9 +224,9 @@ def test_a_worker_without_parameters_of_its_own_is_told_how_to_have_them():
         updates, state = tx.update(jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w), state, w)
         return w + updates, state
 
-    run = jax.shard_map(
+    mapped = jax.shard_map(
         step, mesh=mesh_of(WORKERS), in_specs=(P(), specs, P(AXIS)), out_specs=(P(), specs)
     )
     match = r"diloco\.update\(params\): must be this worker's own.*leading axis of workers"
     with pytest.raises(ValueError, match=match):
-        jax.eval_shape(run, np.zeros(N), state, np.ones((8, N)))
+        jax.eval_shape(mapped, np.zeros(N), state, np.ones((8, N)))

@@ -11,6 +11,7 @@ import optax
 import pytest
 from flax import nnx
 from parallel import AXIS, everywhere
+from stepwise import run
 
 import fftgrad as fg
 
@@ -115,23 +116,15 @@ def test_feedback_contracts_as_its_worst_case_allows(k, n, large):
     step, bound = contraction(1.0, large, lost)
     c = 1 / (2 + lost**-0.5)
     tx = fg.compressed_pmean(fg.AllGather(fg.TopK(k=k)), fg.ErrorFeedback(), axis_name=AXIS)
-    update = jax.jit(of_workers(tx))
-
-    def energy(x, state):
-        e = step * np.asarray(optax.tree.get(state, "residual"), np.float64).reshape(2, -1)[0]
-        return (c * x @ x - 2 * c * x @ e + (1 - c) * e @ e) / c
-
+    tx = optax.chain(optax.stateless(lambda hessian, x: hessian @ x), tx, optax.scale(-step))
     for seed in range(2):
-        hessian = curvatures(large, n, seed)
-        x = normal(seed, n)
-        state = started(tx, x)
-        before = energy(np.asarray(x, np.float64), state)
-        for _ in range(25):
-            mean, state = update(both(hessian @ x), state)
-            x = x - np.float32(step) * np.asarray(mean)[0]
-            after = energy(np.asarray(x, np.float64), state)
-            assert after <= bound * before * (1 + 1e-4) + 1e-12
-            before = after
+        start, hessian = normal(seed, n), curvatures(large, n, seed)
+        points, states = run(tx, np.tile(hessian, (25, 2, 1, 1)), start)
+        residuals = optax.tree.get(states, "residual")[:, 0].reshape(25, n)
+        x = np.concatenate([start[None], points[:, 0]]).astype(np.float64)
+        e = step * np.concatenate([np.zeros((1, n)), residuals])
+        energy = np.sum(c * x * x - 2 * c * x * e + (1 - c) * e * e, axis=1)
+        assert np.all(energy[1:] <= bound * energy[:-1] * (1 + 1e-4) + 1e-12)
 
 
 # Muon
@@ -145,39 +138,21 @@ def test_a_muon_that_leads_is_muon_and_a_normalized_gradient():
         0.1, **own, nesterov=False, adam_b1=0.7, adam_b2=0.95, consistent_rms=0.2
     )
     tx = fg.optimizers.feedback_muon(0.1, DENSE, lead=0.3, b1=0.7, b2=0.95, **own, axis_name=AXIS)
-    update = jax.jit(of_workers(tx))
     like = zeros(shapes)
-    state, alone, square = started(tx, like), jax.jit(plain.init)(like), like
-    exact = jax.jit(plain.update)
+    alone, square, exact = jax.jit(plain.init)(like), like, jax.jit(plain.update)
+    grads = {n: np.stack([normal(count, *s) for count in (1, 2, 3)]) for n, s in shapes.items()}
+    moves, _ = run(tx, jax.tree.map(lambda g: np.stack([g, g], axis=1), grads))
     for count in range(1, 4):
-        g = {n: normal(count, *shape) for n, shape in shapes.items()}
-        moves, state = update(both(g), state)
+        g = {n: leaf[count - 1] for n, leaf in grads.items()}
         expected, alone = exact(g, alone, like)
         square = jax.tree.map(lambda v, g: 0.95 * v + 0.05 * g * g, square, g)
         for name, move in expected.items():
             root = np.sqrt(square[name] / (1 - 0.95**count)) + 1e-2
             wanted = np.asarray(move) - 0.03 * g[name] / root
-            np.testing.assert_allclose(np.asarray(moves[name])[0], wanted, rtol=2e-4)
+            np.testing.assert_allclose(moves[name][count - 1, 0], wanted, rtol=2e-4)
 
 
-def test_an_adam_that_leads_has_the_decays_and_the_eps_that_it_is_given():
-    own = {"b1": 0.7, "b2": 0.95, "eps": 1e-2}
-    plain = optax.adam(0.1, **own)
-    tx = fg.optimizers.feedback_adam(0.1, DENSE, lead=0.0, **own, axis_name=AXIS)
-    like = np.zeros(5, np.float32)
-    state, alone = started(tx, like), jax.jit(plain.init)(like)
-    update, exact = jax.jit(of_workers(tx)), jax.jit(plain.update)
-    for count in range(3):
-        g = normal(count, 5)
-        moves, state = update(both(g), state)
-        expected, alone = exact(g, alone)
-        np.testing.assert_allclose(np.asarray(moves)[0], expected, rtol=1e-4)
-
-
-WHOLE = {
-    "feedback_adam": fg.optimizers.feedback_adam,
-    "feedback_muon": fg.optimizers.feedback_muon,
-}
+WHOLE = {"feedback_adam": fg.optimizers.feedback_adam, "feedback_muon": fg.optimizers.feedback_muon}
 
 
 def test_muon_has_what_only_sounds_like_a_position_or_a_head():
@@ -252,19 +227,6 @@ def test_numbers_may_be_injected(name):
         expected, _ = update(g, one, params)
         moves, _ = injected(g, other, params)
         np.testing.assert_allclose(moves, np.asarray(expected) - 0.1 * 0.5, rtol=1e-4)
-
-
-def test_an_embedding_can_be_kept_from_muon():
-    """As in optax: what has no dimension numbers is Adam's."""
-    numbers = {"embed": None, "w": optax.contrib.MuonDimensionNumbers()}
-    tx = fg.optimizers.feedback_muon(
-        0.1, DENSE, lead=0.0, muon_weight_dimension_numbers=numbers, axis_name=AXIS
-    )
-    g = both(dict.fromkeys(numbers, normal(0, 6, 4)))
-    start = started(tx, zeros(dict.fromkeys(numbers, (6, 4))))
-    moves = jax.device_get(jax.jit(of_workers(tx))(g, start)[0])
-    np.testing.assert_allclose(moves["embed"], -0.1 * np.sign(g["embed"]), rtol=1e-4)
-    assert np.abs(moves["w"] - moves["embed"]).max() > 0.01
 
 
 class Nnx(nnx.Module):
@@ -359,24 +321,19 @@ def test_muon_has_the_matrices_of_a_transformer(name):
 
 @pytest.mark.parametrize("make", WHOLE.values(), ids=WHOLE)
 def test_a_step_that_is_skipped_leaves_everything_as_it_was(make):
-    like, g = np.ones((3, 2), np.float32), both(normal(0, 3, 2))
     quiet, loud = (
         make(0.1, DENSE, fg.NoMemory(), axis_name=AXIS, **options)
         for options in ({}, {"non_finite": "propagate"})
     )
-    update, start = jax.jit(of_workers(quiet)), started(quiet, like)
-    _, once = update(g, start)
-    for value in (np.nan, np.inf):
-        bad = g.copy()
-        bad[0, 0, 0] = value
-        moves, skipped = update(bad, once)
-        assert not np.any(moves)
-        ends = [update(g, state) for state in (once, skipped)]
-        (one, first), (other, second) = ends
-        same = jax.tree.map(np.array_equal, (one, first.inner), (other, second.inner))
-        assert jax.tree.all(same)
-    moves, _ = jax.jit(of_workers(loud))(bad, started(loud, like))
-    assert np.isnan(moves).all()
+    good = np.stack([both(normal(0, 3, 2))] * 4)
+    bad = good.copy()
+    bad[1, 0, 0, 0], bad[2, 0, 0, 0] = np.nan, np.inf
+    (moves, states), (skipping, skipped) = (run(quiet, rows) for rows in (good, bad))
+    assert not np.any(skipping[1:3])
+    np.testing.assert_array_equal(skipping[3], moves[1])
+    for one, other in zip(*map(jax.tree.leaves, (states.inner, skipped.inner)), strict=True):
+        np.testing.assert_array_equal(other[3], one[1])
+    assert np.isnan(run(loud, bad)[0][1:3]).all()
 
 
 def test_a_piece_of_a_matrix_is_refused():
@@ -410,12 +367,9 @@ def test_zeros_single_values_and_prime_lengths_at_the_defaults(name):
     """Zeros move nothing; ones move what is sent of them downwards, and nothing upwards."""
     tx = getattr(fg.optimizers, name)(0.1)
     like = zeros({"one": (1,), "dot": (1, 1), "prime": (7,)})
-    update, state = jax.jit(of_workers(tx)), started(tx, like)
-    for value in (0.0, 1.0):
-        g = jax.tree.map(lambda a, value=value: np.full_like(a, value), both(like))
-        moves = jax.tree.leaves(jax.device_get(update(g, state)[0]))
-        for move in moves:
-            assert np.isfinite(move).all()
-            assert (move <= 0).all()
-            assert value or not move.any()
-        assert any(move.any() for move in moves) == bool(value)
+    moves, _ = run(tx, jax.tree.map(lambda a: np.stack([both(a), both(a + 1)]), like))
+    for move in jax.tree.leaves(moves):
+        assert np.isfinite(move).all()
+        assert (move <= 0).all()
+        assert not move[0].any()
+    assert any(move[1].any() for move in jax.tree.leaves(moves))

@@ -8,7 +8,8 @@ import numpy as np
 import optax
 import pytest
 from cases import SLOW, sample
-from parallel import AXIS, MODES, everywhere
+from parallel import AXIS, MODES
+from stepwise import run
 
 import fftgrad as fg
 from fftgrad.methods._recipes import LargestOfTiles
@@ -93,21 +94,7 @@ class Oracle:
             self.own[name] = [self.anchor[name].copy() for _ in range(WORKERS)]
 
 
-def run(tx, grads, mode="vmap", **extra):
-    def step(grad, state, params):
-        updates, state = tx.update(grad, state, params, **extra)
-        return optax.apply_updates(params, updates), state
-
-    program = everywhere(mode, step, WORKERS)
-    params = zeros(WORKERS)
-    state = jax.jit(jax.vmap(tx.init))(params)
-    for i in range(len(grads["b"])):
-        params, state = program({k: g[i] for k, g in grads.items()}, state, params)
-    return jax.device_get((params, state))
-
-
-def zeros(*rows):
-    return {name: np.zeros((*rows, *s), np.float32) for name, s in SHAPES.items()}
+ZEROS = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
 
 
 @pytest.mark.parametrize("mode", sample(MODES, lambda mode: {mode == "vmap"}))
@@ -117,7 +104,7 @@ def test_it_is_the_paper(k, block, mode):
     sizes = {} if k == block == 64 else {"k": k, "block": block}  # the paper's, unless told
     tx = fg.optimizers.sparse_loco(optax.sgd(RATE), sync_every=EVERY, **sizes)
     grads, oracle = gradients(2 * EVERY), Oracle(k, block, 0.95, 0.4)
-    params, state = run(tx, grads, mode)
+    params, state = jax.tree.map(lambda a: a[-1], run(tx, grads, ZEROS, mode))
     for i in range(2 * EVERY):
         oracle.descend({name: g[i] for name, g in grads.items()})
         if (i + 1) % EVERY == 0:
@@ -142,13 +129,10 @@ def test_what_else_it_takes_is_local_steps_own():
     """A delay, a blend, and meetings 30 steps apart."""
     more = {"overlap_steps": 1, "mixing": 0.5, "allow_masked": True, "axis_name": AXIS}
     mine = fg.optimizers.sparse_loco(optax.sgd(RATE), sync_every=EVERY, **more)
-    parts = (
-        fg.AllGather(RULE, clip_to_median=True),
-        fg.ErrorFeedback(0.95),
-    )
+    parts = (fg.AllGather(RULE, clip_to_median=True), fg.ErrorFeedback(0.95))
     theirs = fg.optimizers.diloco(optax.sgd(RATE), optax.sgd(0.4), EVERY, *parts, **more)
     grads = gradients(2 * EVERY)
-    (found, _), (expected, _) = run(mine, grads), run(theirs, grads)
+    (found, _), (expected, _) = (run(tx, grads, ZEROS) for tx in (mine, theirs))
     for name in SHAPES:
         np.testing.assert_array_equal(found[name], expected[name])
     assert inspect.signature(fg.optimizers.sparse_loco).parameters["sync_every"].default == 30
@@ -179,21 +163,12 @@ def test_it_sends_205_times_less_than_float32_and_10_bits_a_value():
     assert 4 * big["w"].size / (kept * 14 / 8) == pytest.approx(146.3, abs=0.1)
 
 
-@pytest.mark.parametrize("fragments", [1, EVERY])
-def test_the_compiled_program_sends_what_is_said(fragments):
-    tx = fg.optimizers.sparse_loco(
-        optax.adam(0.1), sync_every=EVERY, fragments=fragments, overlap_steps=int(fragments > 1)
-    )
-    params, rows = zeros(), zeros(WORKERS)
-    run = everywhere("shard_map", tx.update, WORKERS)
-    program = run.lower(rows, jax.eval_shape(jax.vmap(tx.init), rows), rows).compile()
-    exchange = fg.AllGather(RULE, clip_to_median=True)
-    expected = fg.wire_bytes(exchange, fg.optimizers.fragment(params, fragments), BY_LEAF)
-    assert sum(c.bytes for c in fg.audit(program)) == expected
-
-
 def test_a_worker_with_a_rate_too_high_does_not_end_training():
     """The median's length bounds it; without that the same run goes off."""
+
+    def gradient(noise, params):
+        rate = jnp.where(jax.lax.axis_index(AXIS) == 1, -60.0, 1.0)
+        return rate * (params - 0.5 + noise)
 
     def trained(clip_to_median):
         tx = fg.optimizers.sparse_loco(
@@ -204,18 +179,10 @@ def test_a_worker_with_a_rate_too_high_does_not_end_training():
             block=16,
             clip_to_median=clip_to_median,
         )
-
-        def step(noise, state, params):
-            rate = jnp.where(jax.lax.axis_index(AXIS) == 1, -60.0, 1.0)
-            updates, state = tx.update(rate * (params - 0.5 + noise), state, params)
-            return optax.apply_updates(params, updates), state
-
-        program, shape = everywhere("vmap", step, WORKERS), (WORKERS, 37, 66)
-        params = np.zeros(shape, np.float32)
-        state, rng = jax.jit(jax.vmap(tx.init))(params), np.random.default_rng(0)
-        for _ in range(90):
-            params, state = program(rng.normal(0, 0.1, shape).astype("f4"), state, params)
-        return np.abs(np.asarray(state.anchor)[0].astype(np.float64) - 0.5).mean()
+        noise = np.random.default_rng(0).normal(0, 0.1, (90, WORKERS, 37, 66)).astype("f4")
+        tx = optax.chain(optax.stateless(gradient), tx)
+        _, (_, states) = run(tx, noise, np.zeros((37, 66), np.float32))
+        return np.abs(states.anchor[-1, 0].astype(np.float64) - 0.5).mean()
 
     assert trained(True) < 0.25
     assert not trained(False) < 10

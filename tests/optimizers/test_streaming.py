@@ -6,6 +6,7 @@ import optax
 import pytest
 from cases import sample
 from parallel import MODES, everywhere
+from stepwise import run
 
 import fftgrad as fg
 
@@ -90,19 +91,9 @@ class Oracle:
             self.own[k][:, *rows] = self.blend * self.own[k][:, *rows] + common
 
 
-def run(tx, grads, mode="vmap", **extra):
-    """The parameters of the workers and their states, after all steps; extra has rows of these."""
-
-    def step(grad, state, params, extra):
-        updates, state = tx.update(grad, state, params, **extra)
-        return optax.apply_updates(params, updates), state
-
-    program = everywhere(mode, step, WORKERS)
-    params = jax.tree.map(lambda a: np.stack([a] * WORKERS), ZEROS)
-    state = jax.jit(jax.vmap(tx.init))(params)
-    for i in range(len(grads["b"])):
-        params, state = program(at(grads, i), state, params, at(extra, i))
-    return jax.device_get((params, state))
+def end(tx, grads, mode="vmap", **extra):
+    """The parameters of the workers and their states, after all steps."""
+    return jax.tree.map(lambda a: a[-1], run(tx, grads, ZEROS, mode, **extra))
 
 
 # The ways of running it differ in the collectives alone.
@@ -123,7 +114,7 @@ def test_it_is_the_paper(stream, mode):
         mixing=blend,
     )
     grads, oracle = gradients(17), Oracle(*stream)
-    params, state = run(tx, grads, mode)
+    params, state = end(tx, grads, mode)
     for i in range(17):
         oracle.step(at(grads, i))
     for k in SHAPES:
@@ -145,8 +136,8 @@ def test_kernels_are_cut_where_they_are_long():
 def test_gradients_may_be_narrower_than_parameters():
     tx = fg.optimizers.diloco(optax.sgd(RATE), optax.sgd(1.0), 2, *DENSE, fragments=2)
     narrow = jax.tree.map(lambda a: a.astype("bfloat16"), gradients(4))
-    wide, _ = run(tx, jax.tree.map(lambda a: a.astype(np.float32), narrow))
-    for k, own in run(tx, narrow)[0].items():
+    wide, _ = end(tx, jax.tree.map(lambda a: a.astype(np.float32), narrow))
+    for k, own in end(tx, narrow)[0].items():
         assert own.dtype == np.float32
         np.testing.assert_allclose(own, wide[k], atol=5e-3)
 
@@ -155,7 +146,7 @@ def test_weights_are_those_of_the_mean():
     weights = np.array([3, 0, 1, 4], np.float32)
     tx = fg.optimizers.diloco(optax.sgd(RATE), NESTEROV, 4, *DENSE, fragments=2)
     grads, oracle = gradients(13), Oracle(4, 2, 0, 0.0, weights)
-    params, _ = run(tx, grads, weight=np.tile(weights, (13, 1)))
+    params, _ = end(tx, grads, weight=np.tile(weights, (13, 1)))
     for i in range(13):
         oracle.step(at(grads, i))
     for k in SHAPES:
@@ -171,7 +162,7 @@ def test_nothing_is_lost_between_anchor_and_residuals(fragments):
         fragments=fragments,
     )  # fmt: skip
     grads = until(gradients(24), 18)
-    params, state = run(tx, grads)
+    params, state = end(tx, grads)
     for k, shape in SHAPES.items():
         anchor = state.anchor[k].astype(np.float64)
         assert len({row.tobytes() for row in state.anchor[k]}) == 1
@@ -219,9 +210,7 @@ def test_fragments_by_depth_are_a_partition():
     labels = {"w": "early", "b": "late", "kernel": "late", "scale": "late"}
     both = optax.partition({"early": of(4), "late": of(5)}, labels)
     grads = gradients(9)
-    params, _ = run(both, grads)
-    early, _ = run(of(4), grads)
-    late, _ = run(of(5), grads)
+    (params, _), (early, _), (late, _) = (end(tx, grads) for tx in (both, of(4), of(5)))
     np.testing.assert_array_equal(params["w"], early["w"])
     np.testing.assert_array_equal(params["b"], late["b"])
     np.testing.assert_array_equal(params["scale"], late["scale"])
@@ -230,10 +219,9 @@ def test_fragments_by_depth_are_a_partition():
 def test_a_bad_meeting_is_that_of_its_fragment_alone():
     tx = fg.optimizers.diloco(optax.sgd(RATE), NESTEROV, 4, *DENSE, fragments=2)
     grads, weight = gradients(4), np.ones((4, WORKERS), np.float32)
-    _, before = run(tx, {name: of_all[:2] for name, of_all in grads.items()}, weight=weight)
     weight[3, 1] = np.nan  # where the second fragment meets
-    _, state = run(tx, grads, weight=weight)
-    assert [one.skipped.tolist() for one in state.pmean] == [[0] * 4, [1] * 4]
-    for a, b in zip(jax.tree.leaves(state.anchor), jax.tree.leaves(before.anchor), strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert np.abs(state.anchor["w"][0, :4]).min() > 0
+    _, states = run(tx, grads, ZEROS, weight=weight)
+    assert [one.skipped[-1].tolist() for one in states.pmean] == [[0] * 4, [1] * 4]
+    for anchor in jax.tree.leaves(states.anchor):
+        np.testing.assert_array_equal(anchor[-1], anchor[1])
+    assert np.abs(states.anchor["w"][-1, 0, :4]).min() > 0
