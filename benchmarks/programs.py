@@ -25,12 +25,11 @@ import numpy as np
 import optax
 import timings
 from _hlo import Program
-from _record import ROOT, head, parser, table, write
+from _record import ROOT, head, markdown, parser, write
 from compile_time import training_step
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
-from rich.console import Console
 
 import fftgrad as fg
 
@@ -233,7 +232,7 @@ def main() -> None:
         [r["step"], f"{r['overlapped']} of {len(r['collectives'])}", *(r[key] for key in costs)]
         for r in steps
     ]
-    Console().print(table("", ("", "collectives with products beside", *costs), cells))
+    print(markdown(("", "collectives with products beside", *costs), cells))
     record = head() | {"target": "h100", "flags": os.environ["XLA_FLAGS"]}
     write(args.out / "h100.json", record | {"codecs": codecs, "steps": steps})
 

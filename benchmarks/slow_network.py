@@ -156,7 +156,7 @@ class Supervisor:
 
     def start(self, run: Run, steps: int, target: float | None) -> "list[subprocess.Popen[bytes]]":
         """One process for each worker."""
-        args, port = self.args, net.free_port()
+        args, (port,) = self.args, net.free_ports(1)
         script = HERE / ("peer.py" if run.method in PEERS else "worker.py")
         processes = list["subprocess.Popen[bytes]"]()
         for worker in range(args.workers):
