@@ -45,15 +45,6 @@ def test_a_row_has_to_be_a_tenth_faster_to_the_same_loss():
     assert faster_by(1.25, steps=1.13) == ("other", "")
 
 
-def test_the_order_is_that_of_seconds_to_the_same_loss():
-    rows = [DENSE, *(fg.planning.Candidate(f"{steps}", fg.AllReduce(), loss="close", steps=steps)
-                     for steps in (1.3, 1.0, 1.2))]  # fmt: skip
-    timings = {row.name: fg.planning.Timing(0.0, 1.0) if row.dense else NONE for row in rows}
-    found = plan(step=0.1, rows=rows, timings=timings)
-    assert [row.name for row in found.rows] == ["1.0", "1.2", "1.3", "dense"]
-    assert [row.to_loss / row.seconds for row in found.rows] == pytest.approx([1, 1.2, 1.3, 1])
-
-
 def test_the_steps_of_the_default_rows_are_those_that_were_seen_or_of_their_class():
     rows = {row.name: row for row in _candidates.candidates(LIKE, 4)}
     dense = {name for name, row in rows.items() if row.dense}
@@ -73,17 +64,6 @@ def test_a_row_that_loses_over_slow_links_says_so():
     assert not found.compress
     found, told = planned(row, link=fg.planning.Link(1e14, "100us"), **own)
     assert told.seconds < found.dense.seconds
-
-
-def test_the_parts_of_a_step_are_its_seconds():
-    """Also of local steps, of which each has its share of an exchange."""
-    some = ("dense float32", "top-k 4 %, 4 bits", "4 local steps, signs")
-    rows = [row for row in _candidates.candidates(LIKE, 4) if row.name in some]
-    times = {row.name: fg.planning.Timing(0.004, 0.008) for row in rows}
-    found = plan(step="20ms", link="100mbit", rows=rows, timings=times)
-    for row in found.rows:
-        assert sum(row.parts) == pytest.approx(row.seconds), row.name
-        assert row.parts.decompress == pytest.approx(0.008 / row.every)
 
 
 def test_low_ranks_are_for_matrices():
