@@ -68,10 +68,10 @@ def test_a_run_of_eight_workers_says_what_crosses_a_link(imported, name):
         assert row.on_link(run, workers) == pytest.approx(exact / own, rel=0.03)
 
 
-@pytest.mark.parametrize("name", ["4 local steps of Adam, 25x"])
-def test_workers_as_rows_train_as_devices_do(imported, name):
+@pytest.mark.full
+def test_workers_as_rows_train_as_devices_do(imported):
     program, task = imported("program"), imported("tasks").TASKS["lm"](True)
-    method = imported("methods").BY_NAME[name]
+    method = imported("methods").BY_NAME["4 local steps of Adam, 25x"]
     mesh, ends = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4]), []
     for devices in (True, False):
         made = program.Program(task, method, 5, mesh, devices)
