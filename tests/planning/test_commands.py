@@ -220,7 +220,7 @@ def test_the_page_shows_what_its_command_prints(capsys):
 
 def test_a_codec_is_timed_and_the_table_of_all_fits():
     like = jax.ShapeDtypeStruct((2**12,), jnp.float32)
-    names = list(_commands.CODECS)[::4]
+    names = list(_commands.CODECS)[:2]
     copy, rows = _commands.time_codecs(like.size, {n: _commands.CODECS[n] for n in names}, 0.01)
     assert [row.name for row in rows] == names
     for row in rows:

@@ -22,26 +22,28 @@ LIKE = {
 WORKERS = 4
 
 
-def timings(rows, seconds=1e-3):
+def timings(rows):
     """Dense takes less to handle than what is compressed."""
-    return {
-        row.name: fg.planning.Timing(seconds / 10, seconds / 10)
-        if row.dense
-        else fg.planning.Timing(seconds, 2 * seconds)
-        for row in rows
-    }
+    times = {True: fg.planning.Timing(1e-4, 1e-4), False: fg.planning.Timing(1e-3, 2e-3)}
+    return {row.name: times[row.dense] for row in rows}
+
+
+NAMES = (
+    "dense float32", "dense bfloat16", "two stages 25x, Muon", "EDEN 1 bit (DRIVE)",
+    "top-k 4 %, 4 bits", "signs, two stages", "4 local steps, signs",
+)  # fmt: skip
+"""Rows of the usual plan: tracing all candidates takes a while."""
 
 
 @functools.cache
 def usual(link="100mbit"):
-    """Tracing all candidates takes a while."""
     return plan(link)
 
 
-def plan(link="100mbit", like=LIKE, workers=WORKERS, fast=1, seconds=1e-3, **kwargs):
-    rows = kwargs.pop("rows", _candidates.candidates(like, workers // fast, fast))
-    known = {"step": "20ms", "buckets": 1, "timings": timings(rows, seconds)} | kwargs
-    return fg.planning.plan(like, link=link, workers=workers, rows=rows, **known)
+def plan(link="100mbit", workers=WORKERS, rows=(), **kwargs):
+    rows = rows or [row for row in _candidates.candidates(LIKE, workers) if row.name in NAMES]
+    known = {"step": "20ms", "buckets": 1, "timings": timings(rows)} | kwargs
+    return fg.planning.plan(LIKE, link=link, workers=workers, rows=rows, **known)
 
 
 def some(rows):
@@ -88,9 +90,9 @@ def test_a_row_is_the_sum_of_its_parts():
     assert local.parts.decompress == pytest.approx(each.parts.decompress / 4)
 
 
-@pytest.mark.parametrize("choose", [some, pytest.param(list, marks=SLOW)])
-def test_bytes_are_those_of_the_exchange(choose):
-    rows = choose(_candidates.candidates(LIKE, WORKERS))
+@pytest.mark.parametrize("names", [NAMES, pytest.param((), marks=SLOW)])
+def test_bytes_are_those_of_the_exchange(names):
+    rows = [r for r in _candidates.candidates(LIKE, WORKERS) if not names or r.name in names]
     found = by_name(plan(rows=rows))
     for row in rows:
         told = found[row.name]
@@ -141,16 +143,9 @@ def test_rows_are_ranked_by_seconds_to_the_loss_and_all_but_one_say_why_not():
 @pytest.mark.parametrize("choose", [some, pytest.param(list, marks=SLOW)])
 @pytest.mark.parametrize("fast", [1, 2])
 def test_the_code_makes_what_was_meant(fast, choose):
-    workers = 4 * fast
-    rows = choose(_candidates.candidates(LIKE, 4, fast))
-    link = (2, fg.planning.Link("50GB/s", "10us"))
-    found = by_name(plan(workers=workers, fast=fast, rows=rows) if fast == 1 else fg.planning.plan(
-        LIKE, step="20ms", link="1gbit", workers=workers, fast=link, rows=rows,
-        timings=timings(rows), buckets=1,
-    ))  # fmt: skip
     axis = "data" if fast == 1 else ("slow", "fast")
-    for row in rows:
-        code, space = found[row.name].code, {"fg": fg, "optax": optax}
+    for row in choose(_candidates.candidates(LIKE, 4, fast)):
+        code, space = row.code(axis), {"fg": fg, "optax": optax}
         made = eval(code, space | {"optimizer": optax.sgd(0.1), "learning_rate": 0.1})
         meant = jax.tree.leaves(jax.eval_shape(row.transformation(axis).init, LIKE))
         assert jax.tree.leaves(jax.eval_shape(made.init, LIKE)) == meant
@@ -309,13 +304,8 @@ def none(rows):
 def test_each_of_two_levels_is_on_its_links():
     exact = fg.Hierarchical("fast", 2, slow=fg.AllReduce(), memory=fg.NoMemory())
     rows = [fg.planning.Candidate("dense", exact, dense=True)]
-    found = by_name(
-        fg.planning.plan(
-            LIKE, step=0.0, link=fg.planning.Link(1e6, 0.0), workers=8,
-            fast=(2, fg.planning.Link(2e6, 0.0)),
-            rows=rows, timings=none(rows), buckets=1,
-        )
-    )  # fmt: skip
+    links = {"link": fg.planning.Link(1e6, 0.0), "fast": (2, fg.planning.Link(2e6, 0.0))}
+    found = by_name(plan(workers=8, rows=rows, timings=none(rows), step=0.0, **links))
     dense, size = found["dense"], 4 * 200_040
     assert dense.link_bytes == fg.link_bytes(exact, LIKE, 8)
     # Half goes to the other one of the pair, and the mean of the other half comes back.
@@ -351,10 +341,8 @@ def planned(**options):
         _candidates.candidates(LIKE, 4)
     )  # fmt: skip
     rows = [row for row in usual if row.name in some]
-    known = {"step": "1ms", "link": "1gbit", "workers": 8 if "fast" in options else 4}
-    return by_name(
-        fg.planning.plan(LIKE, rows=rows, timings=none(rows), buckets=1, **known, **options)
-    )
+    known = {"step": "1ms", "timings": none(rows), "workers": 8 if "fast" in options else 4}
+    return by_name(plan("1gbit", rows=rows, **known, **options))
 
 
 def test_the_code_has_the_axes_that_are_asked_for():
@@ -410,11 +398,12 @@ def test_smaller_models_have_matrices_of_the_same_form():
         assert _timing.smaller(jax.ShapeDtypeStruct(shape, "float32"), 0.01).size == 4_000_000
 
 
+@pytest.mark.parametrize("choose", [some, pytest.param(list, marks=pytest.mark.full)])
 @pytest.mark.parametrize("fast", [1, 2])
-def test_the_collectives_of_the_default_rows_are_those_of_their_trace(fast):
+def test_the_collectives_of_the_default_rows_are_those_of_their_trace(fast, choose):
     axes = {"data": WORKERS} if fast == 1 else {"slow": WORKERS, "fast": fast}
     told = lambda found: [(c.kind, c.bytes, c.workers, c.axes) for c in found]  # noqa: E731
-    for row in _candidates.candidates(LIKE, WORKERS, fast):
+    for row in choose(_candidates.candidates(LIKE, WORKERS, fast)):
         exchange = getattr(row.recipe.exchange, "exchange", row.recipe.exchange)
         bucketing = fg.Bucketing().for_exchange(exchange)
         (part,) = _bucketing.bucket_likes(LIKE, bucketing)
