@@ -72,26 +72,22 @@ def test_sizes_are_left_out_by_what_their_bytes_take(modelled):
     assert sizes == [*SIZES[:2], *SIZES[:3]]
 
 
-def test_where_noise_hides_the_bytes_the_bandwidth_is_finite():
-    found = [Sent("all-gather", 3, 8192.0, 0.061), Sent("all-gather", 3, 8192.0 * 32, 0.060)]
-    link = _timing.fit(found)
-    assert 0 < link.bandwidth < 1e9
-    assert 0 < link.latency <= 0.061 / 3
+def fitted(seconds):
+    """The link on which gathers of these bytes take so long."""
+    return _timing.fit([Sent("all-gather", 3, size, took) for size, took in seconds.items()])
 
 
-def test_short_messages_that_pass_at_once_do_not_raise_the_bandwidth():
-    """Links let so many bytes through before they slow down."""
-    found = [Sent("all-gather", 3, s, max(1e-4, (s - 5e4) / 1e7)) for s in (1e4, 1e6, 1e7)]
-    link = _timing.fit(found)
-    assert link.bandwidth == pytest.approx(1e7, rel=0.01)
-    assert link.latency < 1e-4
-
-
-def test_a_link_never_has_a_negative_latency():
-    sizes = (1e3, 1e6, 1e8)
-    link = _timing.fit([Sent("all-gather", 3, s, s / 1e8 * 0.99) for s in sizes])
-    assert link.latency == 0
-    assert link.bandwidth > 0
+def test_what_no_link_of_the_model_takes_is_fitted_by_one():
+    hidden_by_noise = fitted({8192.0: 0.061, 8192.0 * 32: 0.060})
+    assert 0 < hidden_by_noise.bandwidth < 1e9
+    assert 0 < hidden_by_noise.latency <= 0.061 / 3
+    # Links let so many bytes through before they slow down.
+    at_once = fitted({s: max(1e-4, (s - 5e4) / 1e7) for s in (1e4, 1e6, 1e7)})
+    assert at_once.bandwidth == pytest.approx(1e7, rel=0.01)
+    assert at_once.latency < 1e-4
+    less_than_none = fitted({s: s / 1e8 * 0.99 for s in (1e3, 1e6, 1e8)})
+    assert less_than_none.latency == 0
+    assert less_than_none.bandwidth > 0
 
 
 @pytest.mark.parametrize("workers", [2, 8])
