@@ -261,7 +261,7 @@ def test_no_worker_outlives_its_supervisor(tmp_path, ending):
 
 
 def test_a_step_is_the_mean_over_those_that_share_an_exchange(imported):
-    run = imported("slow_network").Run("local-4", "", 0, every=4)
+    run = imported("slow_network").Run("local-4", "", every=4)
     steps = [{"step": i, "seconds": s} for i, s in enumerate([9, 9, 1, 1, 1, 5, 1, 1, 2, 6, 7])]
     run.lines = [steps]
     assert run.median("seconds", 2) == pytest.approx((2.0 + 2.5) / 2)  # what is over, is left out
