@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from rich import box
-from rich.table import Table
 
 if TYPE_CHECKING:  # the workers of a run over a network draw nothing
     from matplotlib.figure import Figure
@@ -129,20 +127,10 @@ def thin(curve: Sequence[Any]) -> list[Any]:
 # Tables and figures
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
-    """Cells for a terminal, the numbers at the right; what is None is left empty."""
-    out = Table(*columns, title=title, box=box.SIMPLE_HEAD)
-    for row in rows:
-        out.add_row(*("" if cell is None else str(cell) for cell in row))
-    for column in out.columns[1:]:
-        column.justify = "right"
-    return out
-
-
-def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Cells as a table in Markdown."""
     rule = "|---" * len(columns) + "|"
-    lines = [f"| {' | '.join(row)} |" for row in (columns, *rows)]
+    lines = [f"| {' | '.join(map(str, row))} |" for row in (columns, *rows)]
     return "\n".join([lines[0].replace("|  |", "| |"), rule, *lines[1:]])
 
 

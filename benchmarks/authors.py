@@ -17,8 +17,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-from _record import RESULTS, folder_at, head, markdown, table, write
-from rich.console import Console
+from _record import RESULTS, folder_at, head, markdown, write
 
 FOLDER = RESULTS / "others"
 NAMES = (
@@ -147,8 +146,7 @@ def main() -> None:
         record = compared(args.name, checkout, args.smoke)
     except (FileNotFoundError, ModuleNotFoundError, subprocess.CalledProcessError) as problem:
         out.error(f"{needed}, with what it imports, got {checkout}: {problem}")
-    title = f"{record['repository']}, {record['version']}"
-    Console(width=200).print(table(title, COLUMNS, cells(record["rows"])))
+    print(shown(record))
     write(args.out / f"{args.name}.json", record, rows="rows")
 
 

@@ -15,10 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _record import head, parser, table, write
+from _record import head, markdown, parser, write
 from gradients import SAVED
 from jax import lax
-from rich.console import Console
 
 import fftgrad as fg
 
@@ -136,8 +135,10 @@ def main() -> None:
     record: dict[str, Any] = head() | {"rows": []}
     for log2n in args.log2n:
         rows = measure(2**log2n, args.repeats, args.budget)
-        cells = [[f"{x:.3g}" if isinstance(x, float) else x for x in row.values()] for row in rows]
-        Console(width=110).print(table("", list(rows[0]), cells))
+        cells = [
+            [f"{x:.3g}" if isinstance(x, float) else x or "" for x in row.values()] for row in rows
+        ]
+        print(markdown(list(rows[0]), cells), flush=True)
         record["rows"] += rows
         # After each length, so that an interrupted run leaves what it has.
         write(args.out / f"{jax.default_backend()}.json", record, "rows")

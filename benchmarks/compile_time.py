@@ -93,16 +93,9 @@ def loss(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     return sum((jnp.sum(leaf * x.sum()) for leaf in params.values()), jnp.zeros(()))
 
 
-def seconds_of(name: str, leaves: int) -> dict[str, float]:
-    """What a new user waits for, in this process."""
-    params, tx, is_local = params_of(leaves), ROWS[name](), name in LOCAL
-    mesh = jax.make_mesh((WORKERS,), ("data",), axis_types=(AxisType.Auto,))
-    jax.block_until_ready(jax.jit(jnp.sin)(jnp.ones(4)))  # the start of the backend is no part
-    marks = [time.perf_counter()]
-    with warnings.catch_warnings(action="ignore"):  # a momentum behind feedback compiles as well
-        state = jax.block_until_ready(fg.init_state(tx, params, mesh, "data"))
-    marks.append(time.perf_counter())
-    specs, own = fg.state_specs(state, "data"), P("data") if is_local else P()
+def training_step(tx: Any, loss: Any, mesh: Any, specs: Any, is_local: bool) -> Any:
+    """A step of all workers; with local steps, each has its row of the parameters."""
+    own = P("data") if is_local else P()
 
     def step(params: Any, state: Any, x: jax.Array) -> Any:
         if is_local:
@@ -112,9 +105,20 @@ def seconds_of(name: str, leaves: int) -> dict[str, float]:
         params = optax.apply_updates(params, updates)
         return jax.tree.map(lambda leaf: leaf[None], params) if is_local else params, state
 
-    train = jax.jit(
-        jax.shard_map(step, mesh=mesh, in_specs=(own, specs, P("data")), out_specs=(own, specs))
-    )
+    spread = P("data")
+    return jax.shard_map(step, mesh=mesh, in_specs=(own, specs, spread), out_specs=(own, specs))
+
+
+def seconds_of(name: str, leaves: int) -> dict[str, float]:
+    """What a new user waits for, in this process."""
+    params, tx, is_local = params_of(leaves), ROWS[name](), name in LOCAL
+    mesh = jax.make_mesh((WORKERS,), ("data",), axis_types=(AxisType.Auto,))
+    jax.block_until_ready(jax.jit(jnp.sin)(jnp.ones(4)))  # the start of the backend is no part
+    marks = [time.perf_counter()]
+    with warnings.catch_warnings(action="ignore"):  # a momentum behind feedback compiles as well
+        state = jax.block_until_ready(fg.init_state(tx, params, mesh, "data"))
+    marks.append(time.perf_counter())
+    train = jax.jit(training_step(tx, loss, mesh, fg.state_specs(state, "data"), is_local))
     if is_local:
         params = {name: jnp.stack([leaf] * WORKERS) for name, leaf in params.items()}
     begun = time.perf_counter()

@@ -14,7 +14,6 @@ from _record import RESULTS, folder_at, head, save, write
 from held_out import HELD_OUT
 from methods import Method
 from program import Program, Reset, run, score, simulated
-from rich.console import Console
 from studies import STUDIES
 from tasks import TASKS, Task
 
@@ -55,7 +54,7 @@ class Runner:
     """The runs of a study, of which only those are made that are not there."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.args, self.study, self.console = args, STUDIES[args.study], Console()
+        self.args, self.study = args, STUDIES[args.study]
         if not args.show:
             self.mesh = simulated(self.study.workers)  # before JAX makes any array
         self.path = args.out / f"{args.name}.json"
@@ -120,7 +119,7 @@ class Runner:
         self.results["runs"].append(record)
         self.write()
         told = ("loss", "ratio", "ms_per_step")
-        self.console.print({**key, **{name: record[name] for name in told}})
+        print({**key, **{name: record[name] for name in told}}, flush=True)
         return record
 
 
@@ -144,7 +143,7 @@ def main(argv: list[str] | None = None) -> None:
     for draw in study.figures:
         shown = args.study != "methods" or args.name == COMMITTED
         save(draw(runner.results), args.out, draw.__name__ + f"-{args.name}" * (not shown))
-    runner.console.print(f"of {runner.path}")
+    print(f"of {runner.path}")
 
 
 if __name__ == "__main__":

@@ -1,43 +1,31 @@
-"""What must not change while the code does: bits, bytes, losses, and how long things take.
+"""What must not change while the code does: losses to the bit, and how long updates take.
 
-    python benchmarks/freeze.py --write            # keeps what the code does now
-    python benchmarks/freeze.py                    # compares it with what was kept
-    python benchmarks/freeze.py --times ../before  # seconds of this checkout and another, in turns
+    python benchmarks/freeze.py --losses ../before  # of 30 steps of each method, in both checkouts
+    python benchmarks/freeze.py --times ../before   # seconds of an update in both, in turns
 
-The file has a hash of each codec's payload, the bytes of each exchange, and the bits of a loss
-after 30 steps of each method. A row that is only in one of the two is said, and is no failure.
-`compile_time.py` and `programs.py` have the seconds to compile and the kernels for an H100.
+The goldens of the tests have payloads and bytes. `compile_time.py` and `programs.py` have the
+seconds to compile and the kernels for an H100.
 """
 
 import argparse
-import hashlib
-import importlib
 import json
 import os
 import pathlib
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import _record
 import jax
-import numpy as np
-
-sys.path.insert(0, str(_record.ROOT / "tests"))
-
-
 import methods
+from _record import ROOT
 from program import Column, Program, Reset, run, simulated
 from tasks import TASKS
 
 import fftgrad as fg
 
-cases = importlib.import_module("cases")
-FILE = _record.ROOT / "benchmarks/freeze.json"
-STEPS, WORKERS, N = 30, 4, 1000
-LIKE = {"w": jax.ShapeDtypeStruct((40, 24), "float32"), "b": jax.ShapeDtypeStruct((24,), "float32")}
+STEPS, WORKERS = 30, 4
 TIMED: dict[str, Callable[[], Any]] = {
     "top-k 1 %, 8 bits": lambda: fg.AllGather(fg.chain(fg.TopK(0.01), fg.LogQuantizer(8))),
     "FFT 64, 1 %": lambda: fg.AllGather(fg.chain(fg.Fft(block=64), fg.TopK(0.01))),
@@ -49,112 +37,72 @@ TIMED: dict[str, Callable[[], Any]] = {
 }
 
 
-def payloads() -> Iterator[tuple[str, str]]:
-    """Of each codec, by its name."""
-    x, step = cases.values((N,), seed=5), fg.Step.of(3, 7)
-    for name, codec in cases.CODECS.items():
-        out = jax.jit(lambda x, codec=codec: codec.compress(x, codec.init(x), step).payload)(x)
-        bits = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(out))
-        yield name, hashlib.sha256(bits).hexdigest()[:8]
-
-
-def sizes() -> Iterator[tuple[str, list[float]]]:
-    """Of each exchange: what a worker hands over, and what crosses its link."""
-    for name, exchange in cases.EXCHANGES.items():
-        try:
-            found = fg.wire_bytes(exchange, LIKE), fg.link_bytes(exchange, LIKE, 4)
-        except ValueError:  # they change by step
-            continue
-        yield name, list(found)
-
-
 def unsent(self: Program) -> tuple[float, float]:
     """No bytes, which would be another program to compile."""
     del self
     return 1.0, 1.0
 
 
-def losses() -> Iterator[tuple[str, str]]:
-    """Of each method after a few steps of a tiny model."""
-    mesh, task = simulated(WORKERS), TASKS["lm"](True)
+def losses(only: str) -> dict[str, str]:
+    """The bits of each method's loss after a few steps of a tiny model, in this process."""
+    mesh, task, found = simulated(WORKERS), TASKS["lm"](True), dict[str, str]()
     Program.sent = unsent
-    for method in {m.name: m for m in (*methods.METHODS, *methods.ENDS)}.values():
+    for method in {m.name: m for m in (*methods.METHODS, *methods.ENDS) if only in m.name}.values():
         program = Program(task, method, STEPS, mesh, devices=False)
         end = run(program, 1.0, 0, task.schedule, Reset(), Column(program))
-        yield method.name, float(end["loss"]).hex()
+        found[method.name] = float(end["loss"]).hex()
         jax.clear_caches()
-
-
-FROZEN: dict[str, Callable[[], Iterator[tuple[str, Any]]]] = {
-    "payloads": payloads,
-    "bytes": sizes,
-    "losses": losses,
-}
-
-
-def seconds(values: int) -> dict[str, float]:
-    """Of one worker's update, in this process."""
-    like = jax.ShapeDtypeStruct((values // 2048, 2048), "float32")
-    found: dict[str, float] = {}
-    for name, make in TIMED.items():
-        tx = fg.compressed_pmean(make(), fg.ErrorFeedback(), axis_name="data")
-        took = fg.planning.time_exchange(tx, like, {"data": 8}, seconds=0.5)
-        found[name] = took.compress + took.decompress
     return found
 
 
-def in_turns(other: pathlib.Path, values: int, rounds: int) -> list[dict[str, Any]]:
-    """Medians of both checkouts, whose processes alternate."""
-    found: dict[str, dict[str, list[float]]] = {"before": {}, "after": {}}
-    for _ in range(rounds):
-        for which, root in (("before", other), ("after", _record.ROOT)):
-            command = [sys.executable, __file__, "--alone", "--values", str(values)]
-            env = os.environ | {"PYTHONPATH": str(root)}
-            out = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True)
-            for name, took in json.loads(out.stdout.splitlines()[-1]).items():
-                found[which].setdefault(name, []).append(took)
-    rows: list[dict[str, Any]] = []
-    for name in TIMED:
-        before, after = (statistics.median(found[which][name]) for which in found)
-        rows.append({"row": name, "before": before, "after": after, "ratio": after / before})
-        print(f"{name:20} {1e3 * before:8.2f} ms {1e3 * after:8.2f} ms {after / before:6.2f}")
-    return rows
+def seconds(only: str) -> dict[str, float]:
+    """Of one worker's update of 4 million values, in this process."""
+    like = jax.ShapeDtypeStruct((2048, 2048), "float32")
+    found: dict[str, float] = {}
+    for name, make in TIMED.items():
+        if only in name:
+            tx = fg.compressed_pmean(make(), fg.ErrorFeedback(), axis_name="data")
+            took = fg.planning.time_exchange(tx, like, {"data": 8}, seconds=0.5)
+            found[name] = took.compress + took.decompress
+    return found
+
+
+def alone(root: pathlib.Path, part: str, only: str) -> dict[str, Any]:
+    """The rows of a checkout, in a process of its own."""
+    command = [sys.executable, __file__, "--alone", part, "--only", only]
+    env = os.environ | {"PYTHONPATH": str(root)}
+    out = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(out.stdout.splitlines()[-1])
 
 
 def main() -> None:
-    """Keeps, compares, or times."""
+    """Compares or times."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--write", action="store_true", help="keep what the code does now")
-    parser.add_argument("--parts", default=",".join(FROZEN), help="what to look at, by comma")
+    parser.add_argument("--losses", type=pathlib.Path, help="another checkout to compare with this")
     parser.add_argument("--times", type=pathlib.Path, help="another checkout to time beside this")
-    parser.add_argument("--values", type=int, default=1 << 22, help="of the gradient that is timed")
-    parser.add_argument("--rounds", type=int, default=3, help="of both checkouts")
-    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--rounds", type=int, default=3, help="of both checkouts, to time")
+    parser.add_argument("--alone", choices=("losses", "times"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.alone:
-        print(json.dumps(seconds(args.values)))
-        return
-    if args.times:
-        in_turns(args.times.resolve(), args.values, args.rounds)
-        return
-    kept: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
-    now = {part: dict(FROZEN[part]()) for part in args.parts.split(",")}
-    if args.write:
-        FILE.write_text(json.dumps(kept | _record.head() | now, separators=(",", ":")) + "\n")
-        return
-    changed = 0
-    for part, rows in now.items():
-        before = kept.get(part, {})
-        for name in {**before, **rows}:
-            if name not in before or name not in rows:
-                print(f"{part}: {name}: {'new' if name in rows else 'gone'}")
-            elif before[name] != rows[name]:
-                changed += 1
-                print(f"{part}: {name}: {before[name]} -> {rows[name]}")
-    print(f"{changed} changed")
-    raise SystemExit(changed > 0)
+        print(json.dumps({"losses": losses, "times": seconds}[args.alone](args.only)))
+    elif args.times:
+        roots = args.times.resolve(), ROOT
+        both = [[alone(at, "times", args.only) for at in roots] for _ in range(args.rounds)]
+        for name in both[0][1]:
+            before, after = (1e3 * statistics.median(r[i][name] for r in both) for i in (0, 1))
+            print(f"{name:20} {before:8.2f} ms {after:8.2f} ms {after / before:6.2f}")
+    elif args.losses:
+        before, now = (alone(at, "losses", args.only) for at in (args.losses.resolve(), ROOT))
+        changed = [name for name in now if before.get(name) != now[name]]
+        for name in changed:
+            print(f"{name}: {before.get(name)} -> {now[name]}")
+        print(f"{len(changed)} changed of {len(now)}")
+        raise SystemExit(bool(changed))
+    else:
+        parser.error("--losses or --times: must name a checkout, got none.")
 
 
 if __name__ == "__main__":

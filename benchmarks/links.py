@@ -26,7 +26,7 @@ def load(folder: pathlib.Path, name: str) -> list[Record]:
 def runs(folder: pathlib.Path, name: str) -> list[Record]:
     """The finished runs of a file. Those of one turn have the same first parameters and batches."""
     return [
-        run | {"turn": content["settings"]["seed"] + run["repeat"]}
+        run | {"turn": content["settings"]["seed"] + run.get("repeat", 0)}
         for content in load(folder, name)
         for run in content["runs"]
         if run["status"] == "done"

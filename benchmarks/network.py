@@ -85,15 +85,14 @@ class Namespaces:
         """The command in a worker's namespaces."""
         return self.enter(self.workers[worker], command)
 
-    def limit(self, rate: str, workers: Sequence[int] | None = None) -> None:
-        """Limits the links of these workers, of all by default, in both directions."""
+    def limit(self, rate: str) -> None:
+        """Limits the links of all workers in both directions."""
         # Tokens make what is smaller than the bucket free, which would flatter small payloads;
         # with too small a bucket the kernel cannot keep up the rate.
         bucket = max(16_384, round(bits_per_second(rate) / 8 * 1e-3))
         limit = f"root tbf rate {rate} burst {bucket} latency 50ms".split()
-        for worker in range(len(self.workers)) if workers is None else workers:
-            ends = ((self.workers[worker], "eth0"), (self.hub, f"port{worker}"))
-            for pid, device in ends:
+        for worker, own in enumerate(self.workers):
+            for pid, device in ((own, "eth0"), (self.hub, f"port{worker}")):
                 _run(self.enter(pid, ["tc", "qdisc", "replace", "dev", device, *limit]))
 
 
@@ -127,11 +126,13 @@ def namespaces(workers: int, delay: str = "") -> Generator[Namespaces]:
             holder.wait()
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("", 0))
+        return [probe.getsockname()[1] for probe in probes]
 
 
 def _check() -> None:

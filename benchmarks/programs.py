@@ -25,11 +25,11 @@ import numpy as np
 import optax
 import timings
 from _hlo import Program
-from _record import ROOT, head, parser, table, write
+from _record import ROOT, head, markdown, parser, write
+from compile_time import training_step
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
-from rich.console import Console
 
 import fftgrad as fg
 
@@ -62,9 +62,10 @@ BUCKET = fg.Bucketing(bucket_bytes=4 * 2 * WIDTH * HIDDEN)
 
 
 def compressed(exchange: fg.Exchange, bucketing: fg.Bucketing = BUCKET) -> Any:
-    """The exchange with error feedback."""
+    """Descent behind the exchange with error feedback."""
     memory = fg.NoMemory() if exchange == fg.AllReduce() else fg.ErrorFeedback()
-    return fg.compressed_pmean(exchange, memory, axis_name="data", bucketing=bucketing)
+    mean = fg.compressed_pmean(exchange, memory, axis_name="data", bucketing=bucketing)
+    return optax.chain(mean, optax.sgd(1e-3))
 
 
 def local_steps(**options: Any) -> Any:
@@ -166,30 +167,17 @@ def step_rows(args: argparse.Namespace, devices: Any) -> list[dict[str, Any]]:
             x = x + jax.nn.relu(x @ layer["up"]) @ layer["down"]
         return jnp.mean(x**2)
 
-    def together(tx: Any, params: Any, state: Any, x: Any) -> Any:
-        _, grads = fg.value_and_grad(loss, "data")(params, x)
-        updates, state = tx.update(grads, state, params)
-        return jax.tree.map(lambda p, u: p - 1e-3 * u, params, updates), state
-
-    def alone(tx: Any, rows: Any, state: Any, x: Any) -> Any:
-        params = jax.tree.map(lambda row: row[0], rows)
-        updates, state = tx.update(jax.grad(loss)(params, x), state, params)
-        return jax.tree.map(lambda p, u: (p + u)[None], params, updates), state
-
     out: list[dict[str, Any]] = []
     for name, make in chosen(STEPS, args):
         tx, local = make(), "local" in name
         state = jax.eval_shape(tx.init, params)
         specs, own = fg.state_specs(state, "data"), P("data") if local else P()
-        step = functools.partial(alone if local else together, tx)
-        wrapped = jax.shard_map(
-            step, mesh=mesh, in_specs=(own, specs, P("data")), out_specs=(own, specs)
-        )
+        step = training_step(tx, loss, mesh, specs, local)
         rows = params
         if local:  # each worker has parameters of its own
             rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape), a.dtype), params)
         found, program = facts(
-            jax.jit(wrapped, donate_argnums=(0, 1, 2)),
+            jax.jit(step, donate_argnums=(0, 1, 2)),
             jax.tree.map(lambda leaf, own=own: placed(leaf, own), rows),
             jax.tree.map(placed, state, specs),
             x,
@@ -244,7 +232,7 @@ def main() -> None:
         [r["step"], f"{r['overlapped']} of {len(r['collectives'])}", *(r[key] for key in costs)]
         for r in steps
     ]
-    Console().print(table("", ("", "collectives with products beside", *costs), cells))
+    print(markdown(("", "collectives with products beside", *costs), cells))
     record = head() | {"target": "h100", "flags": os.environ["XLA_FLAGS"]}
     write(args.out / "h100.json", record | {"codecs": codecs, "steps": steps})
 

@@ -1,7 +1,7 @@
 """Train over slow links, in real processes: what a step takes, and when a loss is reached.
 
 Each worker is a process in a network namespace of its own, and its link is limited in both
-directions. Methods run one after the other, in turns, from the same parameters on the same batches.
+directions. Methods run one after the other, from the same parameters on the same batches.
 The clock counts training alone: neither compiling nor assessing. Limits need root and iproute2;
 `--loopback` runs without them.
 """
@@ -39,6 +39,7 @@ MEMORY = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.arena_max=1"
     ":glibc.malloc.trim_threshold=68719476736:glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0"
 }
+PARAMS = "params.npz"
 PATIENCE = 900.0
 """Seconds without a step after which a run counts as stuck."""
 
@@ -56,12 +57,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         method=("dense,fft-64", "names of LINKS in methods.py, in this order; or all"),
         steps=(10, "optimizer steps of a run"),
         warm=(2, "of them, first ones that step times leave out"),
-        repeats=(1, "turns in which each method runs once"),
-        seed=(0, "of parameters and batches; grows with the turn"),
+        seed=(0, "of parameters and batches: another one for each turn"),
         assess_every=(0, "steps between held-out assessments"),
         until_dense=(0.0, "compressed runs go on until they are as good as their framework's dense "
                      "run in the end, for at most so many times its steps"),
-        threads=(1, "of each worker"),
         name=("run", "of the file written"),
         show=(False, "run nothing, print the tables of what is there"),
     )  # fmt: skip
@@ -86,7 +85,6 @@ class Run:
 
     method: str
     label: str
-    repeat: int
     every: int = 1  # steps to an exchange
     status: str = "waiting"
     # what each worker has written so far
@@ -132,7 +130,6 @@ class Run:
         return {
             "method": self.method,
             "label": self.label,
-            "repeat": self.repeat,
             "every": self.every,
             "status": self.status,
             "step_s": self.median("seconds", args.warm),
@@ -156,7 +153,7 @@ class Supervisor:
 
     def start(self, run: Run, steps: int, target: float | None) -> "list[subprocess.Popen[bytes]]":
         """One process for each worker."""
-        args, port = self.args, net.free_port()
+        args, (port,) = self.args, net.free_ports(1)
         script = HERE / ("peer.py" if run.method in PEERS else "worker.py")
         processes = list["subprocess.Popen[bytes]"]()
         for worker in range(args.workers):
@@ -168,8 +165,8 @@ class Supervisor:
                 workload=args.workload,
                 method=run.method,
                 steps=steps,
-                seed=args.seed + run.repeat,
-                params=str(self.folder / f"params{run.repeat}.npz"),
+                seed=args.seed,
+                params=str(self.folder / PARAMS),
                 target=target,
                 assess_every=args.assess_every,
                 folder=str(self.folder),
@@ -192,15 +189,14 @@ class Supervisor:
 
     def environment(self) -> dict[str, str]:
         """The environment of a worker."""
-        threads = str(self.args.threads)
         return {
             "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
             **os.environ,
             **MEMORY,
             "PYTHONPATH": str(ROOT),
             "JAX_PLATFORMS": "cpu",
-            "PJRT_NPROC": threads,
-            "OMP_NUM_THREADS": threads,
+            "PJRT_NPROC": "1",
+            "OMP_NUM_THREADS": "1",
             # Threads that spin, at real-time priority, would keep their own work from running.
             "OPENBLAS_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": self.network.interface,
@@ -278,8 +274,7 @@ def plan(args: argparse.Namespace) -> list[Run]:
     if any(name in PEERS for name in names) and not importlib.util.find_spec("torch"):
         raise SystemExit('--method: PyTorch\'s need torch; pip install -e ".[bench]"')
     every = {name: LINKS[name].every for name in names if name in LINKS}
-    turns = range(args.repeats)
-    return [Run(n, labels[n], turn, every.get(n, 1)) for turn in turns for n in names]
+    return [Run(name, labels[name], every.get(name, 1)) for name in names]
 
 
 def goal(run: Run, runs: list[Run], args: argparse.Namespace) -> tuple[int, float | None]:
@@ -287,7 +282,7 @@ def goal(run: Run, runs: list[Run], args: argparse.Namespace) -> tuple[int, floa
     dense = dense_of(run.method)
     if args.until_dense and run.method != dense:
         for other in runs:
-            if (other.method, other.repeat) == (dense, run.repeat) and other.assessed():
+            if other.method == dense and other.assessed():
                 return round(args.until_dense * args.steps), other.assessed()[-1][2]
     return args.steps, None
 
@@ -323,9 +318,8 @@ def main(argv: list[str] | None = None) -> None:
             namespaces = stack.enter_context(net.namespaces(args.workers, args.delay))
             namespaces.limit(args.rate)
             network = namespaces
-        for repeat in range(args.repeats):
-            params = WORKLOADS[args.workload](args.smoke).params(args.seed + repeat)
-            save_params(params, str(folder / f"params{repeat}.npz"))
+        params = WORKLOADS[args.workload](args.smoke).params(args.seed)
+        save_params(params, str(folder / PARAMS))
         supervisor = Supervisor(args, network, folder)
         print(markdown(COLUMNS, ()), flush=True)
         for run in runs:

@@ -7,25 +7,26 @@ ceph-common.
 
 import contextlib
 import datetime
+import http.client
 import json
 import os
 import pathlib
 import shutil
-import socket
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-Enter = Callable[[Sequence[str]], list[str]]
-"""From a command line to the one that runs it where the server lives."""
+from network import free_ports
+
+ADDRESS = "127.0.0.1"
 PLACES = ["/usr/sbin", str(pathlib.Path(sys.executable).parent)]
 USER, SECRET = "islands", "of-a-test-only"
 PATIENCE = 90.0
 """Seconds for which a server may start."""
-PUT = "import sys, urllib.request as u; u.urlopen(u.Request(sys.argv[1], method='PUT'), timeout=5)"
 
 
 class MissingError(RuntimeError):
@@ -44,57 +45,48 @@ class Server(NamedTuple):
     environment: Mapping[str, str]
 
 
-def here(command: Sequence[str]) -> list[str]:
-    """On this machine, in no namespace."""
-    return list(command)
-
-
 @contextlib.contextmanager
-def seaweed(
-    folder: pathlib.Path, address: str = "127.0.0.1", enter: Enter = here
-) -> Generator[Server]:
+def seaweed(folder: pathlib.Path) -> Generator[Server]:
     """SeaweedFS, whose master, volume, filer and gateway are one process."""
     weed = _program("weed")
     names = ("master", "volume", "filer", "s3")
-    ports = _free_ports(2 * len(names))
+    ports = free_ports(2 * len(names))
     told = [f"-{name}.port{kind}" for name in names for kind in ("", ".grpc")]
     keys = [{"accessKey": USER, "secretKey": SECRET}]
     who = {"name": USER, "credentials": keys, "actions": ["Admin", "Read", "Write", "List"]}
     (folder / "s3.json").write_text(json.dumps({"identities": [who]}))
-    command = [weed, "server", f"-dir={folder}", f"-ip={address}", f"-ip.bind={address}", "-s3"]
+    command = [weed, "server", f"-dir={folder}", f"-ip={ADDRESS}", f"-ip.bind={ADDRESS}", "-s3"]
     command += [f"-s3.config={folder / 's3.json'}", "-volume.max=0", "-master.volumeSizeLimitMB=64"]
     command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false"]
     command += [f"{name}={port}" for name, port in zip(told, ports, strict=True)]
-    server = _s3(address, ports[told.index("-s3.port")])
-    with _running(enter(command), folder / "weed.log") as is_alive:
-        _wait(lambda: _bucket(server, enter), is_alive)
+    server = _s3(ports[told.index("-s3.port")])
+    with _running(command, folder / "weed.log") as is_alive:
+        _wait(lambda: _bucket(server), is_alive)
         yield server
 
 
 @contextlib.contextmanager
-def ceph(
-    folder: pathlib.Path, address: str = "127.0.0.1", enter: Enter = here
-) -> Generator[Server]:
+def ceph(folder: pathlib.Path) -> Generator[Server]:
     """Ceph's gateway, a monitor, and one disk in memory."""
     for name in ("ceph-mon", "ceph-osd", "radosgw", "radosgw-admin", "monmaptool", "ceph"):
         _program(name)
-    port, monitor = _free_ports(2)
+    port, monitor = free_ports(2)
     conf, number = folder / "ceph.conf", str(uuid.uuid4())
-    conf.write_text(CEPH.format(folder=folder, address=address, monitor=monitor, fsid=number))
+    conf.write_text(CEPH.format(folder=folder, address=ADDRESS, monitor=monitor, fsid=number))
     (folder / "mon").mkdir()
     (folder / "osd").mkdir()
 
     def run(name: str, *arguments: str) -> bool:
         command = [_program(name), "-c", str(conf), *arguments]
         with (folder / "setup.log").open("ab") as log:
-            done = subprocess.run(enter(command), stdout=log, stderr=log, timeout=60, check=False)
+            done = subprocess.run(command, stdout=log, stderr=log, timeout=60, check=False)
         return not done.returncode
 
     def server(name: str, *arguments: str) -> contextlib.AbstractContextManager[Any]:
-        command = enter([_program(name), "-c", str(conf), "-f", *arguments])
+        command = [_program(name), "-c", str(conf), "-f", *arguments]
         return _running(command, folder / f"{name}.log")
 
-    at = f"[v2:{address}:{monitor}]"
+    at = f"[v2:{ADDRESS}:{monitor}]"
     run("monmaptool", "--create", "--fsid", number, "--addv", "a", at, str(folder / "map"))
     run("ceph-mon", "--mkfs", "-i", "a", "--monmap", str(folder / "map"))
     with contextlib.ExitStack() as stack:
@@ -105,10 +97,10 @@ def ceph(
         stack.enter_context(server("ceph-osd", "-i", "0"))
         own = ["--uid", USER, "--display-name", USER, "--access-key", USER, "--secret-key", SECRET]
         _wait(lambda: run("radosgw-admin", "user", "create", *own), is_alive)
-        ends = f"--rgw-frontends=beast endpoint={address}:{port}"
+        ends = f"--rgw-frontends=beast endpoint={ADDRESS}:{port}"
         is_alive = stack.enter_context(server("radosgw", "-n", "client.rgw", ends))
-        found = _s3(address, port)
-        _wait(lambda: _bucket(found, enter), is_alive)
+        found = _s3(port)
+        _wait(lambda: _bucket(found), is_alive)
         yield found
 
 
@@ -149,14 +141,6 @@ def _program(name: str) -> str:
     return found
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-
-
 @contextlib.contextmanager
 def _running(command: Sequence[str], log: pathlib.Path) -> Generator[Callable[[], bool]]:
     """A process until the context ends; whether it is alive."""
@@ -183,13 +167,9 @@ def _wait(is_up: Callable[[], bool], is_alive: Callable[[], bool]) -> None:
         time.sleep(0.2)
 
 
-def _runs(command: Sequence[str]) -> bool:
-    return not subprocess.run(command, capture_output=True, check=False).returncode
-
-
-def _s3(address: str, port: int) -> Server:
+def _s3(port: int) -> Server:
     environment = {
-        "AWS_ENDPOINT": f"http://{address}:{port}",
+        "AWS_ENDPOINT": f"http://{ADDRESS}:{port}",
         "AWS_ACCESS_KEY_ID": USER,
         "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_REGION": "us-east-1",
@@ -198,7 +178,7 @@ def _s3(address: str, port: int) -> Server:
     return Server("s3://bucket/run", environment)
 
 
-def _bucket(server: Server, enter: Enter) -> bool:
+def _bucket(server: Server) -> bool:
     """Whether the server has made a bucket, by a URL that is signed here, and needs no client."""
     import obstore
     from obstore.store import S3Store
@@ -206,4 +186,7 @@ def _bucket(server: Server, enter: Enter) -> bool:
     config: Any = {key.lower(): value for key, value in server.environment.items()}
     store = S3Store("bucket", config=config)
     url = obstore.sign(store, "PUT", "", datetime.timedelta(minutes=5))
-    return _runs(enter(["python3", "-c", PUT, url]))
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        urllib.request.urlopen(urllib.request.Request(url, method="PUT"), timeout=5).close()
+        return True
+    return False

@@ -260,7 +260,11 @@ def total(trees: list[Any]) -> Any:
     return {path: sum((tree[path] for tree in trees), zero[path]) for path in PARAMS}
 
 
-def run(actors: list[Actor], revive: Callable[[Actor], Actor | None]) -> list[Actor]:
+def nobody(_: Actor) -> None:
+    """Who died stays dead."""
+
+
+def run(actors: list[Actor], revive: Callable[[Actor], Actor | None] = nobody) -> list[Actor]:
     """Until all are over. Who died may come back as another actor. All that there ever were."""
     everyone = list(actors)
     while actors:
@@ -281,4 +285,13 @@ def same_bits(everyone: list[Actor]) -> dict[int, str]:
     for actor in everyone:
         for number, digest in actor.digests.items():
             assert found.setdefault(number, digest) == digest, (actor.name, number)
+    return found
+
+
+def lawful(everyone: list[Actor]) -> dict[int, str]:
+    """The same, of which none has failed, and each has what it learned."""
+    found = same_bits(everyone)
+    for actor in everyone:
+        assert actor.failure is None, actor.failure
+        actor.check_law()
     return found

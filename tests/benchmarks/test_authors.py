@@ -8,10 +8,10 @@ import pathlib
 import jax
 import numpy as np
 import pytest
+from processes import ROOT
 
 import fftgrad as fg
 
-ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "benchmarks/results/others").glob("*.json"))
 CHECKOUTS = os.environ.get("FFTGRAD_CHECKOUTS")
 """A folder of checkouts, named as their repositories are, such as powersgd and DeMo."""

@@ -1,13 +1,11 @@
 """Benchmarks and examples: what they import, and what their results hold."""
 
 import ast
-import importlib
 import json
-import pathlib
 
 import pytest
+from processes import ROOT
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
 RESULTS = sorted((ROOT / "benchmarks/results").rglob("*.json"))
 SCRIPTS = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "examples").rglob("*.py")])
 
@@ -60,13 +58,8 @@ def test_results_say_where_they_come_from_and_keep_few_points_of_a_curve(path):
         assert len(run.get("assessed", [])) <= 20
 
 
-@pytest.fixture
-def record(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("_record")
-
-
-def test_few_losses_are_kept(record):
+def test_few_losses_are_kept(imported):
+    record = imported("_record")
     losses = [float(step) for step in range(1, 61)]
     assert [step for step, _ in record.few(losses)] == [1, 2, 5, 10, 20, 50, 60]
     assert all(step == loss for step, loss in record.few(losses))
@@ -76,9 +69,9 @@ def test_few_losses_are_kept(record):
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("length", [0, 1, 20, 21, 29, 400])
-def test_a_thinned_curve_keeps_its_ends_and_when_it_was_first_as_good(record, sign, length):
+def test_a_thinned_curve_keeps_its_ends_and_when_it_was_first_as_good(imported, sign, length):
     curve = [[step, sign * min(step, length - 4)] for step in range(length)]
-    thinned = record.thin(curve)
+    thinned = imported("_record").thin(curve)
     assert len(thinned) <= 20
     assert all(point in curve for point in thinned)
     if length > 4:

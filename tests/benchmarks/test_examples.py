@@ -3,16 +3,16 @@
 import io
 import json
 import os
-import pathlib
 import re
 import runpy
 import subprocess
 import sys
 
 import pytest
+from processes import ROOT
 from rich.console import Console
 
-EXAMPLES = pathlib.Path(__file__).parent.parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
 SCRIPT = str(EXAMPLES / "train_lm.py")
 FRAMEWORKS = sorted((EXAMPLES / "frameworks").glob("[a-z]*.py"))
 

@@ -1,14 +1,11 @@
 """How programs for accelerators are read, and, where their compilers are, what they may cost."""
 
-import importlib.util
 import json
-import pathlib
 import subprocess
 import sys
 
 import pytest
-
-BENCHMARKS = pathlib.Path(__file__).parent.parent.parent / "benchmarks"
+from processes import ROOT
 
 TEXT = """\
 HloModule jit_step, is_scheduled=true
@@ -54,13 +51,8 @@ ENTRY %main (x: f32[8], w: f32[8,8]) -> f32[8] {
 """
 
 
-@pytest.fixture
-def hlo(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("_hlo")
-
-
-def test_loops_count_by_their_trips_and_branches_by_the_cheapest(hlo):
+def test_loops_count_by_their_trips_and_branches_by_the_cheapest(imported):
+    hlo = imported("_hlo")
     cost = hlo.Program(TEXT).cost()
     unknown = hlo.UNKNOWN_TRIPS
     # The counted loop, two starts, two products, and the loop of unknown length.
@@ -97,32 +89,22 @@ ENTRY %main (x: f32[100], i: s32[4], v: f32[4]) -> f32[50] {
 """
 
 
-def test_traffic_is_what_kernels_take_and_put(hlo):
+def test_traffic_is_what_kernels_take_and_put(imported):
     copied, scattered, halved = 2 * 400, 2 * 16 + 16 + 16, 3 * 200
-    assert hlo.Program(TRAFFIC).cost().traffic == copied + scattered + halved
+    assert imported("_hlo").Program(TRAFFIC).cost().traffic == copied + scattered + halved
 
 
-def test_products_between_start_and_end_are_overlap(hlo):
-    program = hlo.Program(TEXT)
+def test_products_between_start_and_end_are_overlap(imported):
+    program = imported("_hlo").Program(TEXT)
     assert program.overlaps() == [("all-gather", 2), ("all-reduce", 0)]
     assert program.overlaps(at_least=8) == [("all-gather", 2)]
 
 
-@pytest.fixture
-def _compiler_for_gpus():
-    try:
-        found = importlib.util.find_spec("jax_plugins.xla_cuda12")
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        pytest.skip("needs the compiler of jax[cuda12]")
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("_compiler_for_gpus")
 def test_kernels_do_not_grow(tmp_path):
-    command = [sys.executable, BENCHMARKS / "programs.py", "--out", tmp_path, "--layers", "2"]
-    subprocess.run(command, check=True, capture_output=True)
+    pytest.importorskip("jax_plugins.xla_cuda12")
+    command = [sys.executable, "benchmarks/programs.py", "--out", tmp_path, "--layers", "2"]
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
     record = json.loads((tmp_path / "h100.json").read_text())
     kernels = {(row["codec"], row["way"]): row["kernels"] for row in record["codecs"]}
     assert kernels["top-k 1 %, 8 bits", "compress"] <= 43

@@ -1,7 +1,5 @@
 """The benchmark over slow links: they are slow, nothing is left behind, and twins match."""
 
-import importlib
-import importlib.util
 import json
 import os
 import pathlib
@@ -16,16 +14,10 @@ import time
 import jax
 import numpy as np
 import pytest
+from processes import ROOT
 
-FOLDER = pathlib.Path(__file__).parent.parent.parent / "benchmarks"
+FOLDER = ROOT / "benchmarks"
 ADDRESS = "10.77.0.1"
-
-
-@pytest.fixture
-def modules(monkeypatch):
-    """Imports a module of the benchmark, wherever other tests have imported some of them before."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module
 
 
 def can_limit() -> bool:
@@ -95,8 +87,8 @@ else:
 
 
 @limited
-def test_a_link_has_its_rate_and_its_bytes_are_counted(modules):
-    network = modules("network")
+def test_a_link_has_its_rate_and_its_bytes_are_counted(imported):
+    network = imported("network")
     with network.namespaces(2) as cluster:
         cluster.limit("200mbit")
         command = [sys.executable, "-c", TRANSFER]
@@ -140,8 +132,8 @@ else:
 
 @limited
 @pytest.mark.skipif(not os.access("/dev/net/tun", os.R_OK | os.W_OK), reason="needs /dev/net/tun")
-def test_a_packet_has_its_delay_and_a_delayed_link_its_rate(modules):
-    with modules("network").namespaces(2, "4ms") as cluster:
+def test_a_packet_has_its_delay_and_a_delayed_link_its_rate(imported):
+    with imported("network").namespaces(2, "4ms") as cluster:
         cluster.limit("50mbit")
         seconds = {}
         for program, ask, answer in ((ECHO, "ask", "answer"), (TRANSFER, "send", "receive")):
@@ -158,8 +150,8 @@ def test_a_packet_has_its_delay_and_a_delayed_link_its_rate(modules):
 
 
 @limited
-def test_a_host_name_is_an_address(modules):
-    with modules("network").namespaces(1) as cluster:
+def test_a_host_name_is_an_address(imported):
+    with imported("network").namespaces(1) as cluster:
         name = subprocess.run(
             cluster.command(0, ["hostname"]), capture_output=True, text=True, check=True
         ).stdout.strip()
@@ -204,9 +196,9 @@ def test_nothing_is_left_of_namespaces(ending):
 
 
 @limited
-def test_what_is_tied_to_another_parent_does_not_start(modules):
+def test_what_is_tied_to_another_parent_does_not_start(imported):
     """As that of a parent that is gone by then, which the kernel would never kill."""
-    command = modules("network").tied(["true"])
+    command = imported("network").tied(["true"])
     assert subprocess.run(command, check=False).returncode == 0
     assert subprocess.run(["sh", "-c", '"$@"; exit $?', "sh", *command], check=False).returncode
 
@@ -268,17 +260,17 @@ def test_no_worker_outlives_its_supervisor(tmp_path, ending):
         assert not list(tmp_path.glob("tmp*"))
 
 
-def test_a_step_is_the_mean_over_those_that_share_an_exchange(modules):
-    run = modules("slow_network").Run("local-4", "", 0, every=4)
+def test_a_step_is_the_mean_over_those_that_share_an_exchange(imported):
+    run = imported("slow_network").Run("local-4", "", every=4)
     steps = [{"step": i, "seconds": s} for i, s in enumerate([9, 9, 1, 1, 1, 5, 1, 1, 2, 6, 7])]
     run.lines = [steps]
     assert run.median("seconds", 2) == pytest.approx((2.0 + 2.5) / 2)  # what is over, is left out
     assert run.median("seconds", 9) == pytest.approx(6.5)
 
 
-def test_tables_compare_with_the_dense_run_of_the_same_framework(modules, tmp_path):
+def test_tables_compare_with_the_dense_run_of_the_same_framework(imported, tmp_path):
     pytest.importorskip("matplotlib")
-    figures = modules("links")
+    figures = imported("links")
 
     def run(method, step, losses, repeat=0):
         return {
@@ -336,8 +328,8 @@ def test_tables_compare_with_the_dense_run_of_the_same_framework(modules, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["alexnet", "lm"])
-def test_parameters_survive_their_file(modules, tmp_path, name):
-    task, job = modules("tasks").WORKLOADS[name](True), modules("job")
+def test_parameters_survive_their_file(imported, tmp_path, name):
+    task, job = imported("tasks").WORKLOADS[name](True), imported("job")
     params = task.params(0)
     job.save_params(params, str(tmp_path / "params.npz"))
     loaded = job.load_params(str(tmp_path / "params.npz"))
@@ -350,17 +342,17 @@ def test_parameters_survive_their_file(modules, tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["alexnet", "lm"])
-def test_models_in_both_frameworks_are_the_same_function(modules, tmp_path, name):
+def test_models_in_both_frameworks_are_the_same_function(imported, tmp_path, name):
     torch = pytest.importorskip("torch")
-    task = modules("tasks").WORKLOADS[name](True)
+    task = imported("tasks").WORKLOADS[name](True)
     params = task.params(0)
     path = str(tmp_path / "params.npz")
-    modules("job").save_params(params, path)
+    imported("job").save_params(params, path)
     inputs = task.held_out[0][0][:3]
     expected = task.model.apply(params, inputs)
     as_tensor = torch.from_numpy(np.ascontiguousarray(inputs))
     if inputs.dtype != np.float32:
         as_tensor = as_tensor.long()
     with torch.no_grad():
-        got = modules("peer").twin(task, path)(as_tensor)
+        got = imported("peer").twin(task, path)(as_tensor)
     np.testing.assert_allclose(got.numpy(), expected, atol=1e-4)

@@ -2,25 +2,16 @@
 
 import ast
 import json
-import pathlib
 import re
 
 import pytest
+from processes import ROOT
 
 import fftgrad as fg
 from fftgrad.planning._plan import ACCEPTED
 
 pytest.importorskip("matplotlib")
-ROOT = pathlib.Path(__file__).parent.parent.parent
 BENCHMARKS = ROOT / "benchmarks"
-
-
-LINKS = BENCHMARKS / "results/slow_network"
-
-
-@pytest.fixture
-def figures(imported):
-    return imported("links")
 
 
 def page(name):
@@ -91,8 +82,9 @@ def test_a_table_that_is_not_the_results_is_replaced(imported, monkeypatch, tmp_
     assert not capsys.readouterr().out
 
 
-def test_no_best_dense_is_named_where_none_in_16_bits_was_run(figures):
-    by_label = {name: rows(figures.step_table(LINKS, name)) for name in STEPS}
+def test_no_best_dense_is_named_where_none_in_16_bits_was_run(imported):
+    table, folder = imported("links").step_table, BENCHMARKS / "results/slow_network"
+    by_label = {name: rows(table(folder, name)) for name in STEPS}
     assert {cells[-1] for cells in by_label["alexnet-100mbit"].values()} == {""}
     # Without a limit float32 is the best dense, of both frameworks.
     assert all(cells[-1] == cells[-2] for cells in by_label["alexnet-loopback"].values())

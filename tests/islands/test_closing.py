@@ -144,7 +144,7 @@ def test_islands_draw_differently():
             return super().change(tree, base)
 
     world = World(67)
-    run([Alike(world, name, 1, 10.0, settings=settings) for name in "ab"], lambda _: None)
+    run([Alike(world, name, 1, 10.0, settings=settings) for name in "ab"])
     keys = [_keys.contribution(0, Who(name, 1)) for name in "ab"]
     one, two = (bytes(Contribution.from_bytes(world.objects[key]).blobs[0]) for key in keys)
     assert len(one) == len(two)

@@ -4,30 +4,14 @@ import dataclasses
 
 import numpy as np
 import pytest
-from simulation import PARAMS, SETTINGS, Actor, World, run, same_bits
+from simulation import PARAMS, SETTINGS, Actor, World, lawful, run, same_bits
 
 from fftgrad.islands import _keys
 from fftgrad.islands._store import StoreError
 
 
-def ends(_):
-    return None
-
-
 def cut(data):
     return data[:-9]
-
-
-class Troubled(Actor):
-    """Whose troubles are kept."""
-
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.told = set()
-
-    def note(self):
-        super().note()
-        self.told.add(self.member.trouble)
 
 
 class Damages(Actor):
@@ -52,12 +36,9 @@ def test_who_joins_passes_a_damaged_manifest_by_an_anchor():
     joiner = Actor(world, "c", 4, 30.0, settings=SPARE)
     joiner.ready = 170.0
     with pytest.warns(UserWarning, match="rounds/000000001/manifest.json is damaged"):
-        everyone = run([*others, joiner], ends)
-    same_bits(everyone)
+        everyone = run([*others, joiner])
     world.objects[_keys.manifest(1)] = others[0].whole or others[1].whole
-    for actor in everyone:
-        assert actor.failure is None, actor.failure
-        actor.check_law()
+    lawful(everyone)
     assert sorted(joiner.digests)[:3] == [0, 1, SPARE.anchors]
     assert sum(outcome.counted for outcome in joiner.member.ledger.outcomes) == 4
 
@@ -69,6 +50,8 @@ def test_a_contribution_in_a_round_that_was_passed_by_an_anchor_is_not_sent_twic
     class Late(Actor):
         """It cannot reach the store for a while, after it has handed in."""
 
+        waited = False
+
         def postpones(self, request):
             folder = getattr(request, "folder", "") == _keys.round_folder(1)
             written = _keys.contribution(1, self.member.who) in world.objects
@@ -78,8 +61,7 @@ def test_a_contribution_in_a_round_that_was_passed_by_an_anchor_is_not_sent_twic
             return 0.0
 
     late = Late(world, "c", 6, 10.0)
-    late.waited = False
-    everyone = run([Damages(world, "a", 20, 10.0), Damages(world, "b", 20, 10.0), late], ends)
+    everyone = run([Damages(world, "a", 20, 10.0), Damages(world, "b", 20, 10.0), late])
     same_bits(everyone)
     assert late.failure is None, late.failure
     fate = next(o for o in late.member.ledger.outcomes if o.round == 1)
@@ -102,42 +84,41 @@ def test_a_contribution_that_was_damaged_and_whose_answer_was_lost_is_no_other_i
                 self._error = StoreError("the answer was lost")
 
     actors = [Actor(world, "a", 5, 10.0), Actor(world, "b", 5, 10.0), Unlucky(world, "c", 5, 10.0)]
-    everyone = run(actors, ends)
-    same_bits(everyone)
-    for actor in everyone:
-        assert actor.failure is None, actor.failure
-        actor.check_law()
+    lawful(run(actors))
     ((name, _, reason),) = world.manifests()[1].refused
     assert (name, reason) == ("c", "altered, or cut off")
 
 
 def test_a_damaged_run_is_told_to_who_starts_and_ends_nobody():
-    world = World(54)
+    world, told = World(54), {}
 
-    class Damages(Troubled):
+    class Damages(Actor):
         def note(self):
             super().note()
+            told.setdefault(self.name, set()).add(self.member.trouble)
             if len(self.changes) == 2:
                 world.objects[_keys.RUN] = self.member.run.replace(b"0.7", b"0.8")
 
-    everyone = run([Damages(world, name, 5, 10.0) for name in "abc"], ends)
+    everyone = run([Damages(world, name, 5, 10.0) for name in "abc"])
     same_bits(everyone)
     for actor in everyone:
         assert actor.failure is None, actor.failure
         assert [outcome.counted for outcome in actor.member.ledger.outcomes] == [True] * 5
-        assert any("run.json is damaged (altered), so no island can join" in t for t in actor.told)
-    (late,) = run([Actor(world, "d", 1, 10.0)], ends)
+        assert any(
+            "run.json is damaged (altered), so no island can join" in t for t in told[actor.name]
+        )
+    (late,) = run([Actor(world, "d", 1, 10.0)])
     assert "must have an intact run.json, got damage (altered)" in str(late.failure)
 
 
 def test_an_anchor_that_is_damaged_is_passed_over_for_the_one_before():
     """Two are kept for that."""
     world = World(57)
-    everyone = run([Actor(world, name, 9, 10.0) for name in "abc"], ends)
+    everyone = run([Actor(world, name, 9, 10.0) for name in "abc"])
     kept = sorted(key for key in world.objects if key.startswith(_keys.ANCHORS))
     assert kept == [_keys.anchor(6), _keys.anchor(9)]
     world.objects[kept[-1]] = cut(world.objects[kept[-1]])
-    (joiner,) = run([Actor(world, "d", 2, 10.0)], ends)
+    (joiner,) = run([Actor(world, "d", 2, 10.0)])
     digests = same_bits([*everyone, joiner])
     assert joiner.failure is None, joiner.failure
     assert min(joiner.digests) == 6
@@ -151,6 +132,8 @@ def test_a_manifest_that_names_what_was_altered_since_is_not_obeyed_with_it():
     class Slow(Actor):
         """It does not look into round 1 before it is closed."""
 
+        waited = False
+
         def postpones(self, request):
             if getattr(request, "folder", "") != _keys.round_folder(1) or self.waited:
                 return 0.0
@@ -158,6 +141,8 @@ def test_a_manifest_that_names_what_was_altered_since_is_not_obeyed_with_it():
             return 200.0
 
     class Damages(Actor):
+        damaged = False
+
         def note(self):
             super().note()
             if len(self.changes) > 2:
@@ -168,12 +153,8 @@ def test_a_manifest_that_names_what_was_altered_since_is_not_obeyed_with_it():
                     self.damaged, world.objects[key] = True, values.tobytes()
 
     damages = [Damages(world, name, 15, 10.0) for name in "ab"]
-    for actor in damages:
-        actor.damaged = False
     slow = Slow(world, "c", 5, 10.0)
-    slow.waited = False
-    everyone = run([*damages, slow], ends)
-    same_bits(everyone)
+    same_bits(run([*damages, slow]))
     assert slow.failure is None, slow.failure
     assert 2 not in slow.digests
     assert all(np.isfinite(slow.member.anchor.params[path]).all() for path in PARAMS)

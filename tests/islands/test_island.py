@@ -202,19 +202,6 @@ def test_wrong_runs_are_refused_before_the_first_step_and_left_as_they_are():
         fg.islands.Island(store, "a", ZEROS)
 
 
-def test_the_newest_start_has_the_name():
-    store = memory()
-    with fg.islands.Island(store, "a", ZEROS, settings=QUICK) as first:
-        with fg.islands.Island(store, "a", ZEROS, settings=QUICK) as second:
-            params = second.params
-            for _ in range(2):
-                params = second.step(params + 1.0)
-            assert second.outcomes[0].counted
-        params = first.step(first.params)
-        with pytest.raises(ValueError, match="which start 2 took over from start 1"):
-            first.step(params)
-
-
 GREEDY = Settings(fg.AllGather(fg.TopK(k=1)), sync_every=1, rate=1.0, deadline=0.5)
 PUSH = np.float32([4.0, 3.0, 2.0, 1.0])
 

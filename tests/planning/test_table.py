@@ -97,12 +97,8 @@ def test_any_size_is_answered_without_timing_anything(values):
     assert all(math.isfinite(row.seconds) for row in found.rows)
     assert _devices.load_table()["machine"] in found.source
     assert found.source in " ".join(str(found).split())
-
-
-@pytest.mark.usefixtures("untimed")
-def test_two_levels_are_answered_too():
     fast = (8, fg.planning.Link("50GB/s", "10us"))
-    found = fg.planning.plan(squares(30_000), step="300ms", link=LINK, workers=64, fast=fast)
+    found = fg.planning.plan(squares(values), step="300ms", link=LINK, workers=64, fast=fast)
     assert all(row.code.endswith("axis_name=('slow', 'fast'))") for row in found.rows)
 
 

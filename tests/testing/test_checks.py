@@ -26,6 +26,8 @@ def unseen(default):
 
 
 LIKE = jax.ShapeDtypeStruct((150,), jnp.float32)
+ALIKE = {"a": LIKE, "b": LIKE}
+"""Leaves of one shape share the programs of single operations."""
 
 
 @pytest.mark.parametrize("codec", [TILED[10, 11], fg.Dct(block=4, shape=(10, 11))])
@@ -35,7 +37,7 @@ def test_a_codec_of_one_shape_passes(codec):
 
 @pytest.mark.parametrize("name", one_of_each(MEMORIES, always=["feedback"]))
 def test_memories_of_the_library_pass(name):
-    testing.check_memory(MEMORIES[name], telescopes=name == "feedback")
+    testing.check_memory(MEMORIES[name], ALIKE, telescopes=name == "feedback")
 
 
 @pytest.mark.parametrize("name", sample(EXCHANGES))
@@ -382,7 +384,7 @@ def test_the_unbroken_ones_pass():
     testing.check_codec(codec("half"), (90,), eager=False)
     testing.check_codec(Chosen("half"), (90,), eager=False)
     testing.check_exchange(Dense(), LIKE, mesh=mesh_of(2))
-    testing.check_memory(Kept("kept"), telescopes=True)
+    testing.check_memory(Kept("kept"), ALIKE, telescopes=True)
 
 
 # Memories.
@@ -460,7 +462,7 @@ BROKEN_MEMORIES = [
 @pytest.mark.parametrize(("memory", "law", "remedy"), BROKEN_MEMORIES, ids=named)
 def test_a_broken_memory_is_caught_by_its_law(memory, law, remedy):
     with pytest.raises(AssertionError, match=rf"check_memory\(.*law '{law}'.*, got .*; .*{remedy}"):
-        testing.check_memory(memory, telescopes=law == "telescopes")
+        testing.check_memory(memory, ALIKE, telescopes=law == "telescopes")
 
 
 def test_too_few_devices_are_answered_with_the_remedy(monkeypatch):

@@ -1,33 +1,25 @@
 """Bytes over a link: for any number of workers, without any of them."""
 
+import importlib
 import json
-import pathlib
-import sys
 
 import jax
 import numpy as np
 import pytest
 from cases import HIERARCHIES, sample
+from processes import ROOT
 
 import fftgrad as fg
 
-BENCHMARKS = pathlib.Path(__file__).parent.parent.parent / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks"
 AUDITED = json.loads((BENCHMARKS / "results/exchange/cpu.json").read_text())
 """What `benchmarks/exchange.py` read off programs for 2 to 64 workers."""
 
 
-@pytest.fixture(scope="module")
-def exchanges():
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        import exchange
-    finally:
-        sys.path.pop(0)
-    return exchange.exchanges
-
-
 @pytest.mark.parametrize("workers", sample([2, 4, 8, 16, 32, 64], lambda w: {w > 8}))
-def test_what_was_audited_for_2_to_64_workers(exchanges, workers):
+def test_what_was_audited_for_2_to_64_workers(monkeypatch, workers):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    exchanges = importlib.import_module("exchange").exchanges
     side = int(AUDITED["values"] ** 0.5)
     like = jax.ShapeDtypeStruct((side, side), np.float32)
     audited = {r["name"]: r["link"] for r in AUDITED["rows"] if r["workers"] == workers}
