@@ -74,21 +74,20 @@ class AllGather(Exchange):
         return _parts.scope_of(self.codec)
 
     def init(self, like: PyTree) -> State:
-        codec = _parts.codec_of(self.codec, like)
-        return State(own=codec.init(_parts.vector_likes(like)))
+        return State(own=_parts.codec_of(self.codec, like).init())
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         codec, step = _parts.codec_of(self.codec, x), comm.step
-        vectors, likes = _parts.vectors(x), _parts.vector_likes(x)
+        vectors = _parts.vectors(x)
         out = codec.compress(vectors, state.own, step)
-        error = codec.error(vectors, out.payloads, likes, step)
+        error = codec.error(vectors, out.payloads, step)
         got, stats = comm.gather(out.payloads, of=vectors, overflow=out.overflow)
         if self.clip_to_median:
             shares = jnp.full((comm.workers,), 1 / comm.workers, jnp.float32)
-            every = clipped_mean(lambda p: codec.decompress(p, likes, step), got, shares)
+            every = clipped_mean(lambda p: codec.decompress(p, step), got, shares)
             mean = tuple(stats.poison + vector for vector in every)
         else:
-            mean = codec.mean(got, likes, stats.poison, step)
+            mean = codec.mean(got, stats.poison, step)
         return Averaged(
             mean=_parts.rebuild(mean, x),
             error=_parts.rebuild(error, x),
@@ -97,8 +96,7 @@ class AllGather(Exchange):
         )
 
     def wire_bytes(self, like: PyTree) -> int:
-        codec = _parts.codec_of(self.codec, like)
-        return _wire.nbytes(codec.payload_spec(_parts.vector_likes(like)))
+        return _wire.nbytes(_parts.codec_of(self.codec, like).payload_spec)
 
 
 def clipped_mean(decode: Callable[[Any], Vectors], sent: Any, shares: jax.Array) -> Vectors:

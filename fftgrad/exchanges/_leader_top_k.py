@@ -19,9 +19,8 @@ from fftgrad._contracts import (
 from fftgrad._values import check, check_count, value
 from fftgrad.codecs._chain import chain, split_linear, stages
 from fftgrad.exchanges import _parts
-from fftgrad.exchanges._parts import Codecs, Likes, Parts, Vectors
+from fftgrad.exchanges._parts import Codecs, Parts, Vectors
 from fftgrad.ops import _count, _finite
-from fftgrad.ops._shapes import spec
 
 
 class OwnSelection(NamedTuple):
@@ -90,15 +89,12 @@ class LeaderTopK(Exchange):
         return _parts.scope_of(self.codec)
 
     def init(self, like: PyTree) -> State:
-        likes = _parts.vector_likes(like)
-        linear, selectors = self._split(like, likes)
-        coefficients = linear.mains(likes)
-        return State(own=OwnSelection(linear.init(likes), selectors.init(coefficients)))
+        linear, selectors = self._split(like)
+        return State(own=OwnSelection(linear.init(), selectors.init()))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
-        likes, step = _parts.vector_likes(x), comm.step
-        linear, selectors = self._split(x, likes)
-        vectors = _parts.vectors(x)
+        step, vectors = comm.step, _parts.vectors(x)
+        linear, selectors = self._split(x)
         if self.leader is not None:
             check_count("LeaderTopK(leader)", self.leader, IN_TURN, 0, comm.workers - 1)
         in_turn = self.leader is None
@@ -117,13 +113,12 @@ class LeaderTopK(Exchange):
         flag = _finite.poison_unless(_finite.all_finite(vectors))[None]
         (flag, *means), stats = comm.mean(
             [flag, *values],
-            overflow=overflow if self._counts(linear, selectors, likes) else None,
+            overflow=overflow if linear.counts_overflow or selectors.counts_overflow else None,
         )
 
         def back(values: list[jax.Array]) -> Vectors:
             payloads = tuple(Payload(v, side) for v, side in zip(values, sides, strict=True))
-            coefficients = selectors.decompress(payloads, spec(z), step)
-            return linear.undo_linear(coefficients, likes, step)
+            return linear.undo_linear(selectors.decompress(payloads, step), step)
 
         return Averaged(
             mean=_parts.rebuild([mean + flag for mean in back(means)], x),
@@ -133,21 +128,17 @@ class LeaderTopK(Exchange):
         )
 
     def wire_bytes(self, like: PyTree) -> int:
-        likes = _parts.vector_likes(like)
-        linear, selectors = self._split(like, likes)
-        payloads = selectors.payload_spec(linear.mains(likes))
-        sent = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(payloads))
-        return 4 + 4 * self._counts(linear, selectors, likes) + sent
+        linear, selectors = self._split(like)
+        leaves = jax.tree.leaves(selectors.payload_spec)
+        sent = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+        return 4 + 4 * (linear.counts_overflow or selectors.counts_overflow) + sent
 
-    def _split(self, like: PyTree, likes: Likes) -> tuple[Parts, Parts]:
+    def _split(self, like: PyTree) -> tuple[Parts, Parts]:
         """Split each part's codec into linear transforms and a selector, `Identity` for none."""
-        linear, rest = _parts.codec_of(self.codec, like).split(split_linear, likes)
+        linear, rest = _parts.codec_of(self.codec, like).split(split_linear)
         for codec in rest.codecs:
             _check_selector(codec)
         return linear, rest
-
-    def _counts(self, linear: Parts, selectors: Parts, likes: Likes) -> bool:
-        return linear.counts_overflow(likes) or selectors.counts_overflow(linear.mains(likes))
 
 
 def _check_selector(codec: Codec) -> None:

@@ -5,6 +5,7 @@ An exchange sees a tuple of vectors and one codec of all of them: `Parts`.
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -101,7 +102,6 @@ class DenseByName:
 
 
 Vectors = tuple[jax.Array, ...]
-Likes = tuple[Like, ...]
 Payloads = tuple[Payload, ...]
 
 
@@ -121,25 +121,28 @@ class Parts:
     the keys of the step, every other part its own.
     """
 
-    codecs: tuple[Codec, ...]
+    pairs: tuple[tuple[Codec, Like], ...]  # the codec of each part, and the shape of its vector
 
-    def init(self, likes: Likes) -> tuple[PyTree, ...]:
-        return tuple(codec.init(like) for codec, like in self._with(likes))
+    @property
+    def codecs(self) -> tuple[Codec, ...]:
+        return tuple(codec for codec, _ in self.pairs)
+
+    def init(self) -> tuple[PyTree, ...]:
+        return tuple(codec.init(like) for codec, like in self.pairs)
 
     def compress(self, vectors: Vectors, state: tuple[PyTree, ...], step: Step) -> CompressedParts:
         outs = self._each(_chain.compress, step, (vectors, state))
         payloads, overflows, states = zip(*outs, strict=True) if outs else ((), (), ())
         return CompressedParts(payloads, functools.reduce(_count.add, overflows, 0), states)
 
-    def decompress(self, payloads: Payloads, likes: Likes, step: Step) -> Vectors:
-        return tuple(self._each(_chain.decompress, step, (payloads,), likes))
+    def decompress(self, payloads: Payloads, step: Step) -> Vectors:
+        return tuple(self._each(_chain.decompress, step, (payloads,), decodes=True))
 
-    def error(self, vectors: Vectors, payloads: Payloads, likes: Likes, step: Step) -> Vectors:
+    def error(self, vectors: Vectors, payloads: Payloads, step: Step) -> Vectors:
         """Subtract the decoded payloads of one worker from `vectors`."""
         # XLA may fuse a dense decode with the subtraction and round differently. So decode alone.
-        pairs = dict.fromkeys(self._with(tuple(map(spec, vectors))))
-        if any(_sum.slots(codec, like) is None for codec, like in pairs):
-            sent = self.decompress(payloads, likes, step)
+        if any(_sum.slots(*pair) is None for pair in dict.fromkeys(self.pairs)):
+            sent = self.decompress(payloads, step)
             return tuple(x - own for x, own in zip(vectors, sent, strict=True))
 
         def one(codec: Codec, vector: jax.Array, payload: Payload, own: Step) -> jax.Array:
@@ -150,7 +153,6 @@ class Parts:
     def mean(
         self,
         payloads: Payloads,
-        likes: Likes,
         start: jax.Array,
         step: Step,
         shares: jax.Array | None = None,
@@ -164,27 +166,29 @@ class Parts:
         """
         leaves = jax.tree.leaves(payloads)
         scale = 1.0 / (leaves[0].shape[0] if leaves else 1) if shares is None else shares
-        linear, rest = self.split(_chain.split_for_sum, likes)
-        coefficients = linear.mains(likes)
-        starts = tuple(jnp.broadcast_to(start.astype(c.dtype), c.shape) for c in coefficients)
+        linear, rest = self.split(_chain.split_for_sum)
+        starts = tuple(jnp.broadcast_to(start.astype(c.dtype), c.shape) for _, c in rest.pairs)
         # The summable prefix has no side parts, so the leaves are the same.
-        inner = jax.tree.unflatten(jax.tree.structure(rest.payload_spec(coefficients)), leaves)
+        inner = jax.tree.unflatten(jax.tree.structure(rest.payload_spec), leaves)
 
         def one(codec: Codec, total: jax.Array, stacked: Payload, own: Step) -> jax.Array:
             return _sum.add_each(codec, total, stacked, scale, own, shards=shards)
 
-        return linear.undo_linear(tuple(rest._each(one, step, (starts, inner))), likes, step)
+        return linear.undo_linear(tuple(rest._each(one, step, (starts, inner))), step)
 
-    def undo_linear(self, totals: Vectors, likes: Likes, step: Step) -> Vectors:
+    def undo_linear(self, totals: Vectors, step: Step) -> Vectors:
         """Decode sums of the main parts of linear codecs."""
-        return tuple(self._each(_chain.undo_linear, step, (totals,), likes))
+        return tuple(self._each(_chain.undo_linear, step, (totals,), decodes=True))
 
-    def split(
-        self, how: Callable[[Codec, Like], tuple[Codec, Codec]], likes: Likes
-    ) -> tuple["Parts", "Parts"]:
-        """Split each codec in two."""
-        pairs = [how(*pair) for pair in self._with(likes)]
-        return Parts(tuple(first for first, _ in pairs)), Parts(tuple(last for _, last in pairs))
+    def split(self, how: Callable[[Codec, Like], tuple[Codec, Codec]]) -> tuple["Parts", "Parts"]:
+        """Split each codec in two, of which the second encodes the main part of the first."""
+        firsts: list[tuple[Codec, Like]] = []
+        rests: list[tuple[Codec, Like]] = []
+        for codec, like in self.pairs:
+            first, rest = how(codec, like)
+            firsts.append((first, like))
+            rests.append((rest, _chain.payload_spec(first, like).main))
+        return Parts(tuple(firsts)), Parts(tuple(rests))
 
     def side_by_side(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Return `jax.vmap(run)` of a function that calls this codec."""
@@ -192,39 +196,38 @@ class Parts:
         return _platform.first(mapped) if any(map(_chain.selects, self.codecs)) else mapped
 
     def shard(self, parts: int) -> "Parts":
-        return Parts(tuple(codec.shard(parts) for codec in self.codecs))
+        return Parts(tuple((codec.shard(parts), like) for codec, like in self.pairs))
 
-    def payload_spec(self, likes: Likes) -> Payloads:
-        return tuple(_chain.payload_spec(codec, like) for codec, like in self._with(likes))
+    @property
+    def payload_spec(self) -> Payloads:
+        return tuple(itertools.starmap(_chain.payload_spec, self.pairs))
 
-    def mains(self, likes: Likes) -> Likes:
-        """Return the shapes of the main parts of the payloads."""
-        return tuple(payload.main for payload in self.payload_spec(likes))
-
-    def counts_overflow(self, likes: Likes) -> bool:
-        return any(_chain.counts_overflow(codec, like) for codec, like in self._with(likes))
+    @property
+    def counts_overflow(self) -> bool:
+        return any(itertools.starmap(_chain.counts_overflow, self.pairs))
 
     def _each(
         self,
         verb: Callable[..., Any],
         step: Step,
         arrays: tuple[Sequence[PyTree], ...],
-        *statics: Likes,
+        decodes: bool = False,
     ) -> list[Any]:
-        """Call `verb(codec, *array, *static, step)` for each part, with the step of the part."""
+        """Call `verb(codec, *array, step)` for each part, with the step of the part.
+
+        A verb that decodes gets the like before the step.
+        """
 
         def one(codec: Codec, *own: Any) -> Any:
             *static, (number, *row) = own
             return verb(codec, *row, *static, own_step(step, number))
 
-        numbers = np.arange(len(self.codecs), dtype=np.int32)
+        numbers = np.arange(len(self.pairs), dtype=np.int32)
         rows = list(zip(numbers, *arrays, strict=True))
         # Parts encoded alone may be decoded together, so both must draw the same numbers.
         together = _random.is_same_under_vmap(step.shared)
-        return each(one, rows, self._with(*statics), together=together)
-
-    def _with(self, *others: Sequence[Any]) -> list[tuple[Any, ...]]:
-        return list(zip(self.codecs, *others, strict=True))
+        statics = [pair if decodes else pair[:1] for pair in self.pairs]
+        return each(one, rows, statics, together=together)
 
 
 def own_step(step: Step, number: jax.Array | np.generic) -> Step:
@@ -236,12 +239,14 @@ def own_step(step: Step, number: jax.Array | np.generic) -> Step:
 
 def codec_of(codec: Codecs, x: PyTree) -> Parts:
     """Return the codec of the parts of `x`."""
-    if isinstance(codec, Codec):
-        return Parts(tuple(codec for _ in parts_of(x)))
-    own = [(part.name, codec(part.name, part.value)) for part in parts_of(x)]
-    for name, found in own:
-        check_kind(f"rule({name!r})", found, Codec, "return a codec for each part, as Identity().")
-    return Parts(tuple(found for _, found in own))
+    pairs: list[tuple[Codec, Like]] = []
+    for part in parts_of(x):
+        own, argument = codec, f"rule({part.name!r})"
+        if not isinstance(own, Codec):
+            own = own(part.name, part.value)
+            check_kind(argument, own, Codec, "return a codec for each part, as Identity().")
+        pairs.append((own, spec(jax.eval_shape(jnp.ravel, part.value))))
+    return Parts(tuple(pairs))
 
 
 def parts_of(x: PyTree) -> list[Part]:
@@ -276,9 +281,9 @@ def vectors(x: PyTree) -> Vectors:
     return tuple(jnp.ravel(part) for part in jax.tree.leaves(x))
 
 
-def vector_likes(like: PyTree) -> Likes:
-    """Return the shape and dtype of each flat part."""
-    return tuple(spec(jax.eval_shape(jnp.ravel, part)) for part in jax.tree.leaves(like))
+def sizes(like: PyTree) -> list[int]:
+    """Return the number of values of each part."""
+    return [math.prod(part.shape) for part in jax.tree.leaves(like)]
 
 
 def rebuild(flat: Sequence[jax.Array], like: PyTree) -> PyTree:
@@ -295,7 +300,7 @@ SMALL = 1 << 15
 def each(
     verb: Callable[..., Any],
     rows: Sequence[PyTree],
-    statics: Sequence[tuple[Hashable, ...]] | None = None,
+    statics: Sequence[tuple[Any, ...]] | None = None,
     *,
     together: bool = True,
 ) -> list[Any]:

@@ -95,9 +95,8 @@ class QuantizedAllReduce(Exchange):
         return Averaged(_parts.rebuild(means, x), error)
 
     def wire_bytes(self, like: PyTree) -> int:
-        parts = _parts.vector_likes(like)
-        sizes = [part.shape[0] for part in parts]
-        return 4 * (len(parts) + words(sizes, self.levels, self.workers))
+        sizes = _parts.sizes(like)
+        return 4 * (len(sizes) + words(sizes, self.levels, self.workers))
 
 
 def words(sizes: Sequence[int], levels: int, workers: int) -> int:

@@ -9,7 +9,7 @@ from fftgrad import _axes
 from fftgrad._contracts import Averaged, Comm, Exchange, PyTree, Scope, State, Stats
 from fftgrad._values import check_count, value
 from fftgrad.exchanges import _parts, _shards
-from fftgrad.exchanges._parts import Codecs, CompressedParts, Likes, Parts, Vectors
+from fftgrad.exchanges._parts import Codecs, CompressedParts, Parts, Vectors
 from fftgrad.exchanges._shards import Reset
 from fftgrad.ops import _wire
 
@@ -76,24 +76,24 @@ class TwoStage(Exchange):
         return _parts.scope_of(self.codec)
 
     def init(self, like: PyTree) -> State:
-        learned = self._codec(like).init(self._likes(like))
+        learned = self._codec(like).init()
         rows = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.workers, *jnp.shape(a))), learned)
         return State(own=Reset((rows, learned)))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         _axes.check_workers("TwoStage", self.workers, comm.axis_name)
-        codec, likes = self._codec(x), self._likes(x)
+        codec = self._codec(x)
         before, at_owner = state.own.reset_rows
         own, again = comm.index, comm.fold_local(self.workers)
 
         rows = tuple(_shards.to_shards(x, self.workers))
-        first = to_owners(codec, rows, before, likes, comm)
+        first = to_owners(codec, rows, before, comm)
         # The owner's own shard crosses no link, so it is not compressed.
         means = tuple(
             mean + (row[own] - sent[own]) / self.workers
             for mean, row, sent in zip(first.vectors, rows, first.sent, strict=True)
         )
-        second = to_all(codec, means, at_owner, likes, again, first.stats)
+        second = to_all(codec, means, at_owner, again, first.stats)
         # Only the owner corrects this loss, and the next mean divides its correction by w.
         sent = [
             sent.at[own].set(_within(row[own], sent[own] + self.workers * (every[own] - mean)))
@@ -109,15 +109,11 @@ class TwoStage(Exchange):
         )
 
     def wire_bytes(self, like: PyTree) -> int:
-        payloads = self._codec(like).payload_spec(self._likes(like))
-        return (self.workers + 1) * _wire.nbytes(payloads)
+        return (self.workers + 1) * _wire.nbytes(self._codec(like).payload_spec)
 
     def _codec(self, like: PyTree) -> Parts:
         shards = _shards.shard_likes(like, self.workers)
         return _parts.codec_of(self.codec, shards).shard(self.workers)
-
-    def _likes(self, like: PyTree) -> Likes:
-        return _parts.vector_likes(_shards.shard_likes(like, self.workers))
 
 
 def _within(row: jax.Array, sent: jax.Array) -> jax.Array:
@@ -134,26 +130,21 @@ class Half(NamedTuple):
     stats: Stats
 
 
-def to_owners(codec: Parts, rows: Vectors, state: PyTree, likes: Likes, comm: Comm) -> Half:
+def to_owners(codec: Parts, rows: Vectors, state: PyTree, comm: Comm) -> Half:
     """Send row i of each part [w, size], compressed, to worker i, which averages the rows."""
 
     def one(number: jax.Array, shards: Vectors, state: PyTree) -> tuple[CompressedParts, Vectors]:
         out = codec.compress(shards, state, comm.step.fold_local(number))
-        return out, codec.decompress(out.payloads, likes, comm.step)
+        return out, codec.decompress(out.payloads, comm.step)
 
     out, sent = codec.side_by_side(one)(jnp.arange(comm.workers), rows, state)
     got, stats = comm.scatter(out.payloads, of=rows, overflow=out.overflow)
-    means = codec.mean(got, likes, stats.poison, comm.step, shards=True)
+    means = codec.mean(got, stats.poison, comm.step, shards=True)
     return Half(means, sent, out.state, stats)
 
 
 def to_all(
-    codec: Parts,
-    shards: Vectors,
-    state: PyTree,
-    likes: Likes,
-    comm: Comm,
-    received: Stats = Stats(),
+    codec: Parts, shards: Vectors, state: PyTree, comm: Comm, received: Stats = Stats()
 ) -> Half:
     """Send a shard of each part, compressed, to all; return the shards of all owners.
 
@@ -163,6 +154,6 @@ def to_all(
     step = comm.step
     out = codec.compress(shards, state, step)
     got, stats = comm.gather(out.payloads, of=shards, overflow=out.overflow, received=received)
-    every = codec.side_by_side(lambda payloads: codec.decompress(payloads, likes, step))(got)
+    every = codec.side_by_side(lambda payloads: codec.decompress(payloads, step))(got)
     rows = tuple(vectors + stats.poison for vectors in every)
     return Half(rows, (), out.state, stats)

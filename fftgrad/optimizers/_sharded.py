@@ -152,10 +152,9 @@ def sharded(
         check_replicated(params, axis_name, OWNER)
         _axes.check_workers(OWNER, workers, axis_name)
         some = _some(like)
-        likes = _parts.vector_likes(_shards.shard_likes(some, workers))
+        shards = _shards.shard_likes(some, workers)
         there, back = (
-            _parts.Parts(tuple(codec for _ in likes)).shard(workers)
-            for codec in (gradients, parameters)
+            _parts.codec_of(codec, shards).shard(workers) for codec in (gradients, parameters)
         )
         comm = Comm.of(axis_name, key, state.step)
         own = drop_worker_axis(state.memory)
@@ -165,8 +164,8 @@ def sharded(
         x, added = memory.add(grads, own)
 
         rows = tuple(_shards.to_shards(_some(x), workers))
-        before = jax.tree.map(lambda a: jnp.stack([a] * workers), there.init(likes))
-        got = _two_stage.to_owners(there, rows, before, likes, comm.fold(0))
+        before = jax.tree.map(lambda a: jnp.stack([a] * workers), there.init())
+        got = _two_stage.to_owners(there, rows, before, comm.fold(0))
         mine = _mine(params, workers, axis_name)
         ahead = drop_worker_axis(state.ahead).reset_rows
         master = tuple(map(operator.add, mine, ahead))
@@ -179,7 +178,7 @@ def sharded(
         lacks = tuple(map(operator.sub, master, mine))
         # Flag the received gradients too, because the inner optimizer may hide a NaN.
         came = got.stats._replace(finite=_finite.all_finite(got.vectors))
-        out = _two_stage.to_all(back, lacks, back.init(likes), likes, comm.fold(1), came)
+        out = _two_stage.to_all(back, lacks, back.init(), comm.fold(1), came)
         change = _rounded(_shards.from_shards(out.vectors, some), _some(updates))
         # The next difference includes the rounding errors of the change and of its sum.
         moved = _rounded(map(operator.add, mine, _mine(change, workers, axis_name)), _some(params))
