@@ -171,9 +171,9 @@ class Averaged(NamedTuple):
 
 
 class Exchange(abc.ABC):
-    """A mean over the workers of an array, or of the parts of a gradient, a tuple.
+    """A mean over the workers of an array float32[...], or of the parts of a gradient, a tuple.
 
-    Each part is compressed on its own. All parts travel together.
+    Each part is compressed on its own. All parts travel together. Mean and error have their shapes.
     """
 
     @property

@@ -114,7 +114,6 @@ def check_type(holds: bool, argument: str, rule: str, found: object, remedy: str
 
 
 def missing_extra(owner: str, package: str, extra: str) -> ImportError:
-    """Return the error for a package that is not installed."""
     return ImportError(
         f"{owner}: needs {package}, got none; run pip install -e '.[{extra}]' in the folder of the "
         "repository."
@@ -122,7 +121,6 @@ def missing_extra(owner: str, package: str, extra: str) -> ImportError:
 
 
 def check_kind(argument: str, value: object, kind: type, remedy: str) -> None:
-    """Require an instance of a contract or another class."""
     if isinstance(value, type):
         remedy = f"pass a value, which a call makes, as {value.__name__}(...)."
     article = "an" if kind.__name__[0] in "AEIOU" else "a"

@@ -23,9 +23,6 @@ class AllGather(Exchange):
     transform, its inverse runs once, after the sum: w payloads need one inverse FFT. Payloads are
     added in the order of the workers, so that all replicas get the same bits.
 
-    With 4 workers that send the buffers b_0 ... b_3, each of words uint32[s], every worker
-    receives uint32[4, s] = [b_0, b_1, b_2, b_3].
-
     If any value of any worker is not finite, the mean is NaN throughout, on all workers. The
     headers of the buffers carry this flag, without a further collective.
 
@@ -38,8 +35,6 @@ class AllGather(Exchange):
         of workers cannot make the result longer than the others would. It decodes every payload
         twice.
 
-    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
-
     Wire: 4 bytes + main and side of every part, `fg.wire_bytes(exchange, x)`. A ring sends it
       w - 1 times, so the traffic grows with w.
 
@@ -47,9 +42,6 @@ class AllGather(Exchange):
 
     Differs from the paper: the median of an even number of norms is the midpoint of the middle two;
       the authors' code takes the lower one.
-
-    Raises:
-      ValueError: while tracing, if the codec does not fit the shape.
 
     Example:
       >>> exchange = fg.AllGather(fg.TopK(k=1))
@@ -101,10 +93,6 @@ class AllGather(Exchange):
 
 def clipped_mean(decode: Callable[[Any], Vectors], sent: Any, shares: jax.Array) -> Vectors:
     """Average the vectors of workers, after clipping longer vectors to the median length.
-
-    With v_i the vector of worker i for a part and s_i its share of the mean,
-
-        Σ s_i v_i · min(1, median_j ||v_j|| / ||v_i||).
 
     The median is over the workers with a positive share and a non-zero vector. `decode` turns a
     payload into its vectors, `sent` are the payloads of all workers, stacked.

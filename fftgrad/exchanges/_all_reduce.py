@@ -22,8 +22,6 @@ class AllReduce(Exchange):
       codec: a summable codec, or a rule from a part's name and shape to one. `Identity()` is the
         dense baseline: `jax.lax.pmean` in float32, for leaves of any dtype.
 
-    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
-
     Wire: the payloads: 4n bytes when dense, and 4 for a codec that counts overflow. A ring sends
       them 2 (w - 1) / w times. There is no header, because a sum propagates NaN.
 

@@ -45,8 +45,6 @@ class Hierarchical(Exchange):
         gets their shapes, and `PowerSgd` would send them dense.
       memory: memory of the group for the error of the slow exchange.
 
-    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
-
     Wire: over the slow links that of `slow` for n/f values; over the fast ones 4 (n + f + n/f)
       bytes, and 4 for the overflow of `slow`.
 

@@ -24,8 +24,6 @@ from fftgrad.ops import _count, _finite
 
 
 class OwnSelection(NamedTuple):
-    """State of `LeaderTopK` on each worker."""
-
     transforms: PyTree
     selectors: PyTree
 
@@ -47,8 +45,6 @@ class LeaderTopK(Exchange):
         the part is summed dense. Or a rule from a part's name and shape to such a codec.
       leader: number of the worker that always leads; None lets worker t mod w lead at step t.
 
-    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
-
     Wire: the positions of one worker in one all-reduce; in a second one 4 bytes a value (8 if
       complex), 4 for the finite flag, and 4 if the codec counts overflow.
 
@@ -58,8 +54,8 @@ class LeaderTopK(Exchange):
       leader's words and zeros, because XLA has no broadcast from a worker chosen at run time.
 
     Raises:
-      ValueError: if the leader is negative, or the codec has other stages than linear transforms
-        and one selector; while tracing, if a rule returns such a codec, or the leader is no worker.
+      ValueError: if the codec, or that of a rule while tracing, has other stages than linear
+        transforms and one selector; while tracing, if the leader is no worker.
 
     Example:
       >>> exchange = fg.LeaderTopK(fg.TopK(k=1))

@@ -27,19 +27,16 @@ def matrix_shape(like: Like, rank: int) -> tuple[int, int] | None:
 
 
 def matrix_shapes(like: PyTree, rank: int) -> list[tuple[int, int]]:
-    """Return the shapes of the matrices."""
     found = (matrix_shape(leaf, rank) for leaf in jax.tree.leaves(like))
     return [shape for shape in found if shape is not None]
 
 
 def dense_size(like: PyTree, rank: int) -> int:
-    """Return the number of values that stay dense."""
     leaves = jax.tree.leaves(like)
     return sum(math.prod(leaf.shape) for leaf in leaves if matrix_shape(leaf, rank) is None)
 
 
 def split(leaves: Sequence[jax.Array], rank: int) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Split leaves into matrices and dense leaves."""
     pairs = [(leaf, matrix_shape(leaf, rank)) for leaf in leaves]
     return (
         [leaf.reshape(shape) for leaf, shape in pairs if shape is not None],
@@ -68,7 +65,6 @@ def random_factors(like: PyTree, rank: int, axis: int) -> list[jax.Array]:
 
 
 def orthonormal(factor: jax.Array) -> jax.Array:
-    """Return an orthonormal basis of the columns of a factor."""
     return jnp.linalg.qr(factor)[0]
 
 
@@ -98,13 +94,10 @@ def iterate(
 
 
 def product(left: jax.Array, right: jax.Array) -> jax.Array:
-    """Return the matrix of two factors."""
     return times(left, right.T)
 
 
 class PowerSgdState(NamedTuple):
-    """State of `PowerSgd`: the right factor of each matrix, equal on all workers."""
-
     factors: list[jax.Array]
 
 
@@ -123,8 +116,6 @@ class PowerSgd(Exchange):
 
     Args:
       rank: number of columns of P and Q.
-
-    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: 4 (n + m) · rank bytes a matrix, 4n for dense leaves, for any number of workers.
 
@@ -209,8 +200,6 @@ class AcpSgd(Exchange):
 
     Args:
       rank: number of columns of P and Q.
-
-    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: 4 · rank · max(Σ over matrices in odd steps, in even steps) bytes, n or m a matrix, and 4n
       for dense leaves, for any number of workers.

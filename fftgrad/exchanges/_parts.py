@@ -59,9 +59,6 @@ class SmallDense:
       max_ndim: most axes of a small leaf: 1 for biases and scales.
       max_size: most values of a small leaf.
 
-    Raises:
-      ValueError: while tracing, if the parts are not those of its own `scope`.
-
     Example:
       >>> rule = fg.SmallDense(fg.TopK(fraction=0.01))
       >>> params = {"bias": jnp.ones(10), "kernel": jnp.ones((100, 10))}
@@ -83,7 +80,6 @@ class SmallDense:
         return _PartOf(self.max_ndim, self.max_size)
 
     def __call__(self, name: str, like: Like) -> Codec:
-        """Return the codec of one of the two parts."""
         rule = f"be {_DENSE!r} or {_OTHERS!r}"
         remedy = "leave the bucketing's scope out."
         check(name in (_DENSE, _OTHERS), "SmallDense(name)", rule, repr(name), remedy)
@@ -106,8 +102,6 @@ Payloads = tuple[Payload, ...]
 
 
 class CompressedParts(NamedTuple):
-    """Result of `Parts.compress`."""
-
     payloads: Payloads
     overflow: jax.Array | int
     state: tuple[PyTree, ...]
@@ -238,7 +232,6 @@ def own_step(step: Step, number: jax.Array | np.generic) -> Step:
 
 
 def codec_of(codec: Codecs, x: PyTree) -> Parts:
-    """Return the codec of the parts of `x`."""
     pairs: list[tuple[Codec, Like]] = []
     for part in parts_of(x):
         own, argument = codec, f"rule({part.name!r})"
@@ -256,7 +249,6 @@ def parts_of(x: PyTree) -> list[Part]:
 
 
 def scope_of(codec: Codecs) -> Scope:
-    """Return the scope that a codec or a rule needs."""
     if isinstance(codec, Codec):
         return "model"
     return getattr(codec, "scope", "leaf")
@@ -277,17 +269,14 @@ def values_at(selector: Selector, x: jax.Array, side: PyTree, step: Step) -> jax
 
 
 def vectors(x: PyTree) -> Vectors:
-    """Flatten each part."""
     return tuple(jnp.ravel(part) for part in jax.tree.leaves(x))
 
 
 def sizes(like: PyTree) -> list[int]:
-    """Return the number of values of each part."""
     return [math.prod(part.shape) for part in jax.tree.leaves(like)]
 
 
 def rebuild(flat: Sequence[jax.Array], like: PyTree) -> PyTree:
-    """Reshape flat parts to the shapes of `like`."""
     leaves, structure = jax.tree.flatten(like)
     shaped = [a.reshape(leaf.shape) for a, leaf in zip(flat, leaves, strict=True)]
     return jax.tree.unflatten(structure, shaped)

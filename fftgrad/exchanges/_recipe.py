@@ -58,7 +58,6 @@ WRAP = "wrap a codec as TwoStage(codec, workers), or as AllGather(codec)."
 
 
 def check_parts(owner: str, exchange: object, memory: object, bucketing: object) -> None:
-    """Require the three types of a recipe's parts."""
     swapped = f"the exchange comes first: {owner}(exchange, {exchange!r}, ...)."
     remedy = swapped if isinstance(exchange, Memory) else WRAP
     check_exchange(f"{owner}(exchange)", exchange, remedy)

@@ -42,7 +42,6 @@ def is_rows(node: Any) -> bool:
 
 
 def add_worker_axis(value: PyTree) -> PerWorker:
-    """Turn a worker's own state into its row of the global state."""
     return PerWorker(jax.tree.map(lambda a: jnp.asarray(a)[None], value))
 
 

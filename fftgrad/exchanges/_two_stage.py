@@ -35,9 +35,7 @@ class TwoStage(Exchange):
         number of coefficients to keep, such as TopK's k, is that of the whole part, and the shards
         share it equally. Each shard has a codec state of its own, which starts fresh with another
         number of workers.
-      workers: w, the number of workers, which sets the size of the shards and of the state.
-
-    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
+      workers: w, that of the axis, which sets the size of the shards and of the state.
 
     Wire: w + 1 buffers, each with a header of 4 bytes and the payload of n/w values: about the
       payload of n values in each stage, for any w.
@@ -45,9 +43,6 @@ class TwoStage(Exchange):
     Claims: with `ErrorFeedback`, the means of all steps and the workers' average residual add up to
       the average gradients of all steps, as with one stage. All workers get the same bits; if any
       value is not finite, the mean is NaN throughout, on all workers.
-
-    Raises:
-      ValueError: while tracing, if the axis has not `workers` workers.
 
     Example:
       >>> exchange = fg.TwoStage(fg.Sign(), workers=2)
@@ -122,8 +117,6 @@ def _within(row: jax.Array, sent: jax.Array) -> jax.Array:
 
 
 class Half(NamedTuple):
-    """Result of one stage."""
-
     vectors: Vectors  # the mean of this worker's shard; second stage: all shards, [w, size]
     sent: Vectors  # this worker's rows as the others received them; () in the second stage
     state: PyTree

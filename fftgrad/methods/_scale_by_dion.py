@@ -31,15 +31,10 @@ ADAM = optax.scale_by_adam()
 
 
 class DionState(NamedTuple):
-    """State of `scale_by_dion`.
+    """State of `scale_by_dion`."""
 
-    Attributes:
-      pmean: the momentum of each worker, which is its residual, and the factors.
-      others: state of the transformation of other leaves, equal on all workers.
-    """
-
-    pmean: CompressedPmeanState
-    others: optax.OptState
+    pmean: CompressedPmeanState  # the factors, and each worker's momentum, which is its residual
+    others: optax.OptState  # of other leaves, equal on all workers
 
 
 def scale_by_dion(
@@ -147,7 +142,6 @@ class Directions(Exchange):
         return "leaf"
 
     def is_named(self, name: str) -> bool:
-        """True if `dense` names the part."""
         return any(word in name for word in self.dense)
 
     def init(self, like: PyTree) -> State:

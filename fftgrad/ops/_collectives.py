@@ -118,7 +118,6 @@ def _walk(
 
 
 def programs_in(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
-    """Yield the programs inside an equation."""
     for value in eqn.params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
             inner = getattr(item, "jaxpr", item)
@@ -134,7 +133,6 @@ def axes_of(eqn: core.JaxprEqn, axes: Axes) -> tuple[str, ...]:
 
 
 def group_size(eqn: core.JaxprEqn, along: tuple[str, ...], axes: Axes) -> int:
-    """Return the number of participants in a group of a collective."""
     groups = eqn.params.get("axis_index_groups")
     return len(groups[0]) if groups else math.prod(axes[axis] for axis in along)
 

@@ -14,7 +14,6 @@ from fftgrad.ops._shapes import PyTree
 
 
 def all_finite(tree: object) -> jax.Array:
-    """Return True if every value of every array is finite, bool[]."""
     # Equal shapes share a flag, because XLA recomputes the answer from all flags per reader.
     alike: dict[Any, list[jax.Array]] = {}
     for leaf in jax.tree.leaves(tree):
@@ -65,12 +64,10 @@ def mean(x: jax.Array, count: jax.Array | int) -> jax.Array:
 
 
 def poison_unless(finite: jax.Array) -> jax.Array:
-    """Return 0.0 where the flag is True, else NaN."""
     return jnp.where(finite, 0.0, jnp.nan)
 
 
 def nan_unless(fine: jax.Array, tree: PyTree) -> PyTree:
-    """Return the tree where the flag is True, else NaN throughout."""
     return jax.tree.map(lambda leaf: jnp.where(fine, leaf, jnp.nan), tree)
 
 
@@ -89,6 +86,5 @@ def unit_for(top: jax.Array) -> jax.Array:
 
 
 def square(tree: PyTree, unit: jax.Array) -> jax.Array:
-    """Return the sum of squares of all values, each divided by the unit."""
     leaves = jax.tree.leaves(tree)
     return sum((jnp.sum(jnp.square(leaf / unit)) for leaf in leaves), jnp.zeros((), jnp.float32))

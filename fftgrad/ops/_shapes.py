@@ -25,7 +25,6 @@ Like: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 
 
 def spec(tree: PyTree) -> PyTree:
-    """Return the shapes and dtypes of a tree."""
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)
 
 

@@ -94,7 +94,6 @@ def unpack(words: jax.Array, like: PyTree) -> tuple[Header, PyTree]:
 
 
 def nbytes(payloads: PyTree) -> int:
-    """Return the size of the buffer, from shapes alone."""
     return 4 * (HEADER_WORDS + sum(map(_words, jax.tree.leaves(payloads))))
 
 

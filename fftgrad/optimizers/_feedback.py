@@ -24,15 +24,10 @@ FILLED = AllGather(Budget(ratio=100))
 
 
 class FeedbackState(NamedTuple):
-    """State of `feedback_adam`, `feedback_muon` and `feedback_sgd`.
+    """State of `feedback_adam`, `feedback_muon` and `feedback_sgd`."""
 
-    Attributes:
-      pmean: state of the compressed mean, which counts bad steps in `skipped`.
-      inner: state of the optimizer behind it, equal on all workers.
-    """
-
-    pmean: CompressedPmeanState
-    inner: optax.OptState
+    pmean: CompressedPmeanState  # counts bad steps in `skipped`
+    inner: optax.OptState  # of the optimizer behind it, equal on all workers
 
 
 def feedback_adam(
@@ -75,9 +70,8 @@ def feedback_adam(
         `optax.inject_hyperparams` a function needs `static_args="mask"`. Otherwise optax takes it
         for a schedule of the step number, and a mask by `ndim` disables the decay.
       bucketing: the values that a codec compresses together; see `Bucketing`.
-      non_finite: the result of a step in which a value of any worker is not finite: "skip" skips
-        and counts the step on all workers, "propagate" returns NaN. Adam's state stays unchanged in
-        both cases.
+      non_finite: the result of a step in which a value of any worker is not finite: "skip" leaves
+        the parameters of all workers unchanged, "propagate" returns NaN.
       axis_name: the axis of the workers.
 
     Returns:
@@ -87,10 +81,9 @@ def feedback_adam(
 
     Shapes: leaves float32, bfloat16 or float16 of any shape; the state is float32.
 
-    Claims: parameters are equal on all workers. A step with a non-finite value changes
-      neither residuals nor Adam's state, and `state.pmean.skipped` counts it. If it is skipped, it
-      does not change parameters either. As in
-      `optax.adam`, the square of a gradient above 1e19 overflows, and the root stays infinite.
+    Claims: parameters are equal on all workers. A step with a non-finite value changes neither
+      residuals nor Adam's state, and `state.pmean.skipped` counts it. As in `optax.adam`, the
+      square of a gradient above 1e19 overflows, and the root stays infinite.
 
     Example:
       >>> tx = fg.optimizers.feedback_adam(learning_rate=3e-4, axis_name="data")
@@ -137,7 +130,8 @@ def feedback_sgd(
 
         u = (lead g + (1 - lead) m̄) / (1 - m).
 
-    With lead = 0 it is SGD with momentum. `feedback_adam` explains the share of the new gradient.
+    With lead = 0 it is SGD with momentum. `feedback_adam` explains the share of the new gradient
+    and has the claims of both.
 
     Args:
       learning_rate: as for `optax.sgd(learning_rate, momentum)`, a number or an optax schedule.
@@ -153,8 +147,6 @@ def feedback_sgd(
       A whole optimizer, as `optax.sgd` is.
 
     Wire: that of the exchange.
-
-    Claims: as for `feedback_adam`.
 
     Example:
       >>> tx = fg.optimizers.feedback_sgd(learning_rate=0.05, momentum=0.9, axis_name="data")
@@ -261,6 +253,7 @@ def feedback_muon(
 
     for matrices. For other leaves Adam replaces the first term. The second term reacts at once, so
     m can be a long, smooth average. It is added after `orthogonal`, which would amplify its noise.
+    Shapes and claims are those of `feedback_adam`.
 
     Args:
       learning_rate: of Muon with updates as long as Adam's (`consistent_rms=0.2`), a number or an
@@ -274,7 +267,7 @@ def feedback_muon(
       b2: decay of the average of squares.
       eps: added to the root of the average of squares.
       weight_decay: in units of the learning rate.
-      mask: the leaves that decay. A function needs `static_args`, as for `feedback_adam`.
+      mask: as for `feedback_adam`.
       muon_weight_dimension_numbers: the matrices and their axes, as for `optax.contrib.muon`. Pass
         `fg.optimizers.muon_dimensions` for a transformer. By default all leaves with two axes are
         matrices, including embeddings, and attention kernels with three are not.
@@ -289,10 +282,6 @@ def feedback_muon(
 
     Wire: that of the exchange, and with `share_axis` 2 bytes a value of all matrices, in one
     all-gather: each of w workers hands over a w-th of them.
-
-    Shapes: leaves float32, bfloat16 or float16 of any shape; the state is float32.
-
-    Claims: as for `feedback_adam`.
 
     Raises:
       ValueError: while tracing, if JAX types a gradient as varying over a model axis, because an
@@ -402,7 +391,6 @@ def _is_embedding(node: Any) -> bool:
 
 
 def refuse_pieces(mean: Any, axis_name: AxisName) -> None:
-    """Refuse matrices that are sharded over other axes of a shard_map."""
     for path, leaf in jax.tree.leaves_with_path(mean):
         others = sorted(_axes.varying(leaf).difference(_axes.names(axis_name)))
         argument = f"feedback_muon.update(updates{jax.tree_util.keystr(path)})"

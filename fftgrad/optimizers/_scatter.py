@@ -10,9 +10,7 @@ from numpy.lib.array_utils import normalize_axis_index
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Codec, Comm
 from fftgrad._values import check, check_kind
-from fftgrad.codecs._chain import chain
-from fftgrad.codecs._quantizers import UniformQuantizer
-from fftgrad.codecs._transforms import Hadamard
+from fftgrad.codecs import Hadamard, UniformQuantizer, chain
 from fftgrad.exchanges import _two_stage
 from fftgrad.exchanges._bucketing import check_leaf
 from fftgrad.exchanges._parts import codec_of
@@ -132,9 +130,6 @@ def compressed_all_gather(
 
     Claims: the result is NaN on all workers if a shard is not finite, or if it was sent by another
       codec or in another step.
-
-    Raises:
-      ValueError: while tracing, if `reference` does not have the shape of the result.
 
     Example:
       >>> shards, before = jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1.0, 2.0, 2.5, 4.5])

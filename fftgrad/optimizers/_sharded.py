@@ -214,7 +214,6 @@ def _mine(tree: PyTree, workers: int, axis_name: AxisName) -> Vectors:
 
 
 def _some(tree: PyTree) -> tuple[Any, ...]:
-    """List the leaves that are not empty."""
     return tuple(leaf for leaf in jax.tree.leaves(tree) if leaf.size)
 
 
