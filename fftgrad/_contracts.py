@@ -189,12 +189,18 @@ class Exchange(abc.ABC):
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         """Average `x` over the workers by the collectives of `comm`."""
 
-    @abc.abstractmethod
     def wire_bytes(self, like: PyTree) -> int:
-        """Return the bytes that one worker hands to the collectives for arrays like `like`."""
+        """Return the bytes that one worker hands to the collectives for arrays like `like`.
+
+        Override it if they depend on the number of workers: the default traces one.
+        """
+        return sum(found.bytes for found in self._collectives(like, 1))
 
     def link_bytes(self, like: PyTree, workers: int) -> float:
         """Return the bytes that each of `workers` workers in a ring sends over its link."""
+        return float(sum(c.link_bytes(workers) for c in self._collectives(like, workers)))
+
+    def _collectives(self, like: PyTree, workers: int) -> tuple[_collectives.Collective, ...]:
         comm = Comm("worker", Step.of(0))
         mean = lambda x: self.mean(x, self.init(x), comm).mean  # noqa: E731
-        return _collectives.link_bytes(mean, {"worker": workers}, like)
+        return _collectives.unconditional(mean, {"worker": workers}, like)

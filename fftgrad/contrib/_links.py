@@ -191,7 +191,7 @@ class Gossip:
             codec, own = _codec_of(self.codecs, bucket), comm.step.fold(i)
             out = codec.compress(_vectors(bucket), before.codecs[i], own)
             payloads = _wire.without_gradient(out.payloads, _vectors(bucket))
-            buffer = _wire.pack(_wire.Header(finite, out.overflow), payloads)
+            buffer = _wire.pack(payloads, finite, out.overflow)
             heard = [_axes.permute(buffer, comm.axis_name, sources) for sources in graph.sources]
             buffers = jnp.stack([buffer, *heard])
             finites, sums = _add(codec, buffers, own, shares, np.all(graph.shares == 1))
@@ -259,8 +259,7 @@ def _add(
 
     def add(sums: _Sums, row: Any) -> tuple[_Sums, jax.Array]:
         is_own, words, share = row
-        header, payloads = _wire.unpack(words, like)
-        finite = jnp.asarray(header.finite)
+        payloads, finite, _ = _wire.unpack(words, like)
         vectors = _settled(codec.decompress(payloads, step), finite)
         said = optax.tree.where(is_own, vectors, sums.said)
         # Two neighbors have the same difference up to the sign, bit by bit.

@@ -66,11 +66,6 @@ class AllReduce(Exchange):
         error = jax.tree.map(jnp.subtract, x, decompress(leaves))
         return Averaged(decompress(means), error, State(own=out.state), stats)
 
-    def wire_bytes(self, like: PyTree) -> int:
-        codec = self._codec(like)
-        leaves = jax.tree.leaves(codec.payload_spec)
-        return sum(a.size * a.dtype.itemsize for a in leaves) + 4 * codec.counts_overflow
-
     def _codec(self, like: PyTree) -> Parts:
         codec = _parts.codec_of(self.codec, like)
         for part in codec.codecs:

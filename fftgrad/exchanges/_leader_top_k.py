@@ -1,7 +1,5 @@
 """A sum of coefficients that one worker chooses for all."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
@@ -21,12 +19,6 @@ from fftgrad.codecs._chain import chain, split_linear, stages
 from fftgrad.exchanges import _parts
 from fftgrad.exchanges._parts import Codecs, Parts, Vectors
 from fftgrad.ops import _count, _finite
-
-
-class OwnSelection(NamedTuple):
-    transforms: PyTree
-    selectors: PyTree
-
 
 IN_TURN = "leave it out to let all lead in turn."
 
@@ -86,19 +78,20 @@ class LeaderTopK(Exchange):
 
     def init(self, like: PyTree) -> State:
         linear, selectors = self._split(like)
-        return State(own=OwnSelection(linear.init(), selectors.init()))
+        return State(own=(linear.init(), selectors.init()))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         step, vectors = comm.step, _parts.vectors(x)
         linear, selectors = self._split(x)
+        before, chosen = state.own
         if self.leader is not None:
             check_count("LeaderTopK(leader)", self.leader, IN_TURN, 0, comm.workers - 1)
         in_turn = self.leader is None
         leads = comm.index == (comm.step.number % comm.workers if in_turn else self.leader)
-        spectra = linear.compress(vectors, state.own.transforms, step)
+        spectra = linear.compress(vectors, before, step)
         z = tuple(p.main for p in spectra.payloads)
 
-        selected = selectors.compress(z, state.own.selectors, step)
+        selected = selectors.compress(z, chosen, step)
         sides = comm.broadcast([payload.side for payload in selected.payloads], leads)
         values = [
             _parts.values_at(selector, part, side, step) if isinstance(selector, Selector) else part
@@ -119,7 +112,7 @@ class LeaderTopK(Exchange):
         return Averaged(
             mean=_parts.rebuild([mean + flag for mean in back(means)], x),
             error=jax.tree.map(jnp.subtract, x, _parts.rebuild(back(values), x)),
-            state=State(own=OwnSelection(spectra.state, selected.state)),
+            state=State(own=(spectra.state, selected.state)),
             stats=stats,
         )
 

@@ -26,16 +26,6 @@ def matrix_shape(like: Like, rank: int) -> tuple[int, int] | None:
     return (rows, columns) if worthwhile and rank <= min(rows, columns) else None
 
 
-def matrix_shapes(like: PyTree, rank: int) -> list[tuple[int, int]]:
-    found = (matrix_shape(leaf, rank) for leaf in jax.tree.leaves(like))
-    return [shape for shape in found if shape is not None]
-
-
-def dense_size(like: PyTree, rank: int) -> int:
-    leaves = jax.tree.leaves(like)
-    return sum(math.prod(leaf.shape) for leaf in leaves if matrix_shape(leaf, rank) is None)
-
-
 def split(leaves: Sequence[jax.Array], rank: int) -> tuple[list[jax.Array], list[jax.Array]]:
     pairs = [(leaf, matrix_shape(leaf, rank)) for leaf in leaves]
     return (
@@ -97,10 +87,6 @@ def product(left: jax.Array, right: jax.Array) -> jax.Array:
     return times(left, right.T)
 
 
-class PowerSgdState(NamedTuple):
-    factors: list[jax.Array]
-
-
 @value
 class PowerSgd(Exchange):
     """Exchange: the mean of each matrix as P Qᵀ, with two small all-reduces.
@@ -147,10 +133,10 @@ class PowerSgd(Exchange):
         return "leaf"
 
     def init(self, like: PyTree) -> State:
-        return State(shared=PowerSgdState(random_factors(like, self.rank, axis=1)))
+        return State(shared=random_factors(like, self.rank, axis=1))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
-        leaves, factors = jax.tree.leaves(x), state.shared.factors
+        leaves, factors = jax.tree.leaves(x), state.shared
         matrices, dense = split(leaves, self.rank)
         lefts, rights, exact = iterate(matrices, factors, dense, comm)
         low_rank = list(map(product, lefts, rights))
@@ -158,12 +144,8 @@ class PowerSgd(Exchange):
             _parts.rebuild(join(leaves, low_rank, others, self.rank), x)
             for others in (exact, dense)
         )
-        kept = PowerSgdState(list(map(kept_columns, rights, factors)))
+        kept = list(map(kept_columns, rights, factors))
         return Averaged(means, jax.tree.map(jnp.subtract, x, sent), State(shared=kept))
-
-    def wire_bytes(self, like: PyTree) -> int:
-        factors = self.rank * sum(map(sum, matrix_shapes(like, self.rank)))
-        return 4 * (factors + dense_size(like, self.rank))
 
 
 _T = TypeVar("_T")
@@ -236,14 +218,14 @@ class AcpSgd(Exchange):
 
     def init(self, like: PyTree) -> State:
         lefts, rights = (random_factors(like, self.rank, axis) for axis in (0, 1))
-        flips = _flips(matrix_shapes(like, self.rank))
-        factors = _flipped(flips, lefts, rights)
+        matrices, _ = jax.eval_shape(lambda x: split(jax.tree.leaves(x), self.rank), like)
+        factors = _flipped(_flips(matrices), lefts, rights)
         return State(shared=AcpSgdState(jnp.zeros((), jnp.int32), *factors))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         leaves, before = jax.tree.leaves(x), state.shared
         matrices, dense = split(leaves, self.rank)
-        flips = _flips(matrix_shapes(leaves, self.rank))
+        flips = _flips(matrices)
         turned = [m.T if flip else m for m, flip in zip(matrices, flips, strict=True)]
         room = max(_size(before.first), _size(before.second))
 
@@ -275,21 +257,15 @@ class AcpSgd(Exchange):
         error = jax.tree.map(jnp.subtract, x, whole(own, dense)[0])
         return Averaged(mean, error, State(shared=AcpSgdState(1 - before.turn, *kept)), stats)
 
-    def wire_bytes(self, like: PyTree) -> int:
-        shapes = matrix_shapes(like, self.rank)
-        rows, columns = ([shape[axis] for shape in shapes] for axis in (0, 1))
-        longer = max(map(sum, _flipped(_flips(shapes), rows, columns)))
-        return 4 * (self.rank * longer + dense_size(like, self.rank))
 
-
-def _flips(shapes: Sequence[tuple[int, int]]) -> list[bool]:
+def _flips(matrices: Sequence[Like]) -> list[bool]:
     """Choose matrices that send their right factor first, so that all steps send about as much."""
-    flips = [False] * len(shapes)
+    longer = [matrix.shape[0] - matrix.shape[1] for matrix in matrices]
+    flips = [False] * len(longer)
     ahead = 0  # rows that odd steps send more than even steps
-    for i in sorted(range(len(shapes)), key=lambda i: -abs(shapes[i][0] - shapes[i][1])):
-        more = shapes[i][0] - shapes[i][1]
-        flips[i] = ahead * more > 0
-        ahead += -more if flips[i] else more
+    for i in sorted(range(len(longer)), key=lambda i: -abs(longer[i])):
+        flips[i] = ahead * longer[i] > 0
+        ahead += -longer[i] if flips[i] else longer[i]
     return flips
 
 

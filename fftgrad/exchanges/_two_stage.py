@@ -1,5 +1,6 @@
 """A mean whose bytes do not grow with the workers: shards to their owners, and back to all."""
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -79,7 +80,8 @@ class TwoStage(Exchange):
         _axes.check_workers("TwoStage", self.workers, comm.axis_name)
         codec = self._codec(x)
         before, at_owner = state.own.reset_rows
-        own, again = comm.index, comm.fold_local(self.workers)
+        own = comm.index
+        again = dataclasses.replace(comm, step=comm.step.fold_local(self.workers))
 
         rows = tuple(_shards.to_shards(x, self.workers))
         first = to_owners(codec, rows, before, comm)

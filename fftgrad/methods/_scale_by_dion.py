@@ -20,7 +20,6 @@ from fftgrad._contracts import (
 )
 from fftgrad._values import check_count, check_transformation, check_within, value
 from fftgrad.exchanges import _bucketing, _low_rank, _parts
-from fftgrad.exchanges._low_rank import PowerSgd
 from fftgrad.memories import ErrorFeedback
 from fftgrad.ops import _finite
 from fftgrad.ops._shapes import by_path
@@ -168,9 +167,6 @@ class Directions(Exchange):
             state=State(shared=list(map(_low_rank.kept_columns, units, state.shared))),
             stats=Stats(finite=_finite.all_finite(rights)),
         )
-
-    def wire_bytes(self, like: PyTree) -> int:
-        return PowerSgd(self.rank).wire_bytes(jax.eval_shape(self._flat, like))
 
     def _flat(self, x: PyTree) -> list[jax.Array]:
         """Return the parts; flatten the named ones, so that they are not matrices."""
