@@ -23,9 +23,6 @@ class AllGather(Exchange):
     transform, its inverse runs once, after the sum: w payloads need one inverse FFT. Payloads are
     added in the order of the workers, so that all replicas get the same bits.
 
-    If any value of any worker is not finite, the mean is NaN throughout, on all workers. The
-    headers of the buffers carry this flag, without a further collective.
-
     Args:
       codec: a codec, usually a chain such as `chain(Fft(), TopK(fraction=0.1), LogQuantizer(8))`;
         or a rule, a function from the name and the shape of a part to its codec.
@@ -38,7 +35,8 @@ class AllGather(Exchange):
     Wire: 4 bytes + main and side of every part, `fg.wire_bytes(exchange, x)`. A ring sends it
       w - 1 times, so the traffic grows with w.
 
-    Claims: unbiased if the codec is and nothing is clipped; all workers get the same bits.
+    Claims: unbiased if the codec is and nothing is clipped; all workers get the same bits. If any
+      value is not finite the mean is NaN throughout.
 
     Differs from the paper: the median of an even number of norms is the midpoint of the middle two;
       the authors' code takes the lower one.

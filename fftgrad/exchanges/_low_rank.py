@@ -72,11 +72,7 @@ def iterate(
     dense: Sequence[jax.Array],
     comm: Comm,
 ) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
-    """Do a step of the power iteration on the mean of the matrices M of all workers, in two sums.
-
-    Returns P = orthonormal(mean M Q) for the factors Q, then mean Mᵀ P, then the means of the dense
-    leaves, which travel with the first sum.
-    """
+    """Return P = orthonormal(mean M Q) for the factors Q, then mean Mᵀ P, and the dense means."""
     averaged, _ = comm.mean([*map(times, matrices, factors), *dense])
     lefts = list(map(orthonormal, averaged[: len(matrices)]))
     rights, _ = comm.mean([times(m.T, left) for m, left in zip(matrices, lefts, strict=True)])

@@ -1,9 +1,7 @@
 """Exponential-Golomb codes: numbers of no known limit, small ones in few bits.
 
 With q = (v >> r) + 1 and e = floor(log2 q), the code of order r of a number v is e zeros and a one,
-and then the e bits of q below its leading one and the r low bits of v: 2e + 1 + r bits. It suits
-numbers whose density falls as a power, whatever their scale; the order is about the logarithm of
-the most frequent ones.
+and then the e bits of q below its leading one and the r low bits of v: 2e + 1 + r bits.
 
 So that all numbers can be found at once, the unary halves of all codes stand together, from the
 first word on, and the other halves from the last word backwards. The end of each unary half is a

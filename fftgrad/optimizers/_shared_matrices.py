@@ -21,11 +21,9 @@ ITERATION = optax.contrib.scale_by_muon(
 def orthogonal(updates: PyTree, numbers: Any, rms: float, axis_name: AxisName) -> PyTree:
     """Make the matrices of a tree orthogonal: each worker its share, sent in bfloat16.
 
-    Matrices of one shape, or of its transpose, are a stack, of which each worker has an equal part.
-    So a worker saves time if there are as many matrices of a shape as workers, as in a transformer.
-    Each sends its part once, in one all-gather: 2 bytes a value of all matrices. Other leaves stay
-    as they were. `numbers` are the matrices and their axes, as `optax.contrib.muon` takes them, and
-    `rms` is optax's `consistent_rms`. The tree is equal on all workers, before and after.
+    Matrices of one shape, or of its transpose, are a stack, of which each worker has an equal part,
+    so a worker saves time if there are as many of a shape as workers. Other leaves stay as they
+    were. `numbers` and `rms` are optax's `muon_weight_dimension_numbers` and `consistent_rms`.
     """
     leaves, structure = jax.tree.flatten(updates)
     workers, stacks = _axes.size(axis_name, "feedback_muon"), {}
