@@ -6,16 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad import _axes
-from fftgrad._contracts import (
-    Averaged,
-    AxisName,
-    Comm,
-    Exchange,
-    Memory,
-    PyTree,
-    Scope,
-    State,
-)
+from fftgrad._contracts import Averaged, AxisName, Comm, Exchange, Memory, PyTree, Scope, State
 from fftgrad._values import check, check_count, check_kind, value
 from fftgrad.exchanges import _shards
 from fftgrad.exchanges._recipe import check_exchange

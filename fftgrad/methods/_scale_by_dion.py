@@ -7,17 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fftgrad._contracts import (
-    Averaged,
-    AxisName,
-    Comm,
-    Exchange,
-    Like,
-    PyTree,
-    Scope,
-    State,
-    Stats,
-)
+from fftgrad._contracts import Averaged, AxisName, Comm, Exchange, Like, PyTree, Scope, State, Stats
 from fftgrad._values import check_count, check_transformation, check_within, value
 from fftgrad.exchanges import _bucketing, _low_rank, _parts
 from fftgrad.memories import ErrorFeedback
