@@ -93,10 +93,7 @@ def words_for(count: jax.Array, exponents: jax.Array, orders: jax.Array) -> jax.
 
 
 def encode(
-    numbers: Sequence[jax.Array],
-    orders: Sequence[jax.Array | int],
-    used: jax.Array,
-    words: int,
+    numbers: Sequence[jax.Array], orders: Sequence[jax.Array | int], used: jax.Array, words: int
 ) -> jax.Array:
     """Encode columns int32[m] of numbers >= 0, row by row, as uint32[words]; see `words_for`.
 
