@@ -103,8 +103,8 @@ def add(
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """Sum vectors of integers over the workers, and count the workers that set each flag.
 
-    The vectors and sums are integers in float32[n]; the former in -levels ... levels. Each flag,
-    bool[], takes a word; its count is uint32[].
+    The vectors are integers in float32[n], in -levels ... levels. Each flag, bool[], takes a word;
+    its count is uint32[].
     """
     workers = comm.workers
     many = 2 * levels * workers + 1  # possible sums

@@ -59,10 +59,11 @@ def diloco(
 
         θ̄ ← θ̄ + outer(C(θ̄ - θ)),   θ ← θ̄.
 
-    It is a whole optimizer. Pass, for example, `optax.adamw(3e-4)` as inner and `optax.sgd(1.0)` as
-    outer. The paper's outer, `optax.sgd(0.7, momentum=0.9, nesterov=True)`, is for uncompressed
-    changes. Error feedback acts as momentum too, and with a sparse codec both together diverged
-    (docs/results/islands.md). `sparse_loco` is SparseLoCo.
+    It is a whole optimizer, and its `update` needs `params`. Pass, for example,
+    `optax.adamw(3e-4)` as inner and `optax.sgd(1.0)` as outer. The paper's outer,
+    `optax.sgd(0.7, momentum=0.9, nesterov=True)`, is for uncompressed changes. Error feedback acts
+    as momentum too, and with a sparse codec both together diverged (docs/results/islands.md).
+    `sparse_loco` is SparseLoCo.
 
     *Streaming.* With P fragments, the workers exchange another P-th of the rows of every leaf every
     H/P steps. The whole model never travels at once. With an overlap of τ steps, the exchange runs
@@ -99,9 +100,6 @@ def diloco(
       mixing: α, the share of its own parameters that a worker then keeps, in [0, 1).
       allow_masked: True if leaves may be masked, as for `compressed_pmean`.
       axis_name: the axis, or axes, of the workers.
-
-    Returns:
-      An `optax.GradientTransformationExtraArgs` whose state is a `DilocoState`; it needs `params`.
 
     Wire: `fg.wire_bytes(exchange, fg.optimizers.fragment(params, P))` every H/P steps, which is the
       peak, and P/H of it on average; in a `lax.cond` unless P = H. Other steps send nothing.

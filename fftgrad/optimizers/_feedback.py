@@ -75,9 +75,6 @@ def feedback_adam(
         the parameters of all workers unchanged, "propagate" returns NaN.
       axis_name: the axis of the workers.
 
-    Returns:
-      A whole optimizer, as `optax.adam` is.
-
     Wire: that of the exchange; by default 0.32 bits a parameter, 100x fewer bytes than float32.
 
     Shapes: leaves float32, bfloat16 or float16 of any shape; the state is float32.
@@ -143,9 +140,6 @@ def feedback_sgd(
       bucketing: as for `feedback_adam`.
       non_finite: as for `feedback_adam`.
       axis_name: the axis of the workers.
-
-    Returns:
-      A whole optimizer, as `optax.sgd` is.
 
     Wire: that of the exchange.
 
@@ -277,9 +271,6 @@ def feedback_muon(
       bucketing: as for `feedback_adam`.
       non_finite: as for `feedback_adam`.
       axis_name: the axis of the workers.
-
-    Returns:
-      A whole optimizer, as `optax.contrib.muon` is.
 
     Wire: that of the exchange, and with `share_axis` 2 bytes a value of all matrices, in one
     all-gather: each of w workers hands over a w-th of them.

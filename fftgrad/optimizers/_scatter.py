@@ -86,7 +86,7 @@ def compressed_psum_scatter(
         return Scattered(shard, x.astype(jnp.float32))
     front = jnp.moveaxis(x.astype(jnp.float32), axis, 0)
     rows = front.reshape(workers, -1)
-    parts = codec_of(codec, rows[0]).shard(workers)
+    parts = codec_of(codec, jax.eval_shape(lambda rows: rows[0], rows)).shard(workers)
     before = jax.tree.map(lambda a: jnp.stack([a] * workers), parts.init())
     got = _two_stage.to_owners(parts, (rows,), before, comm)
     shape = (front.shape[0] // workers, *front.shape[1:])
@@ -151,7 +151,8 @@ def compressed_all_gather(
     check(fine, f"{owner}(reference)", f"be of shape {expected}", like.shape, remedy)
     if not shard.size:
         return jnp.zeros(expected, like.dtype)
-    front, parts = jnp.moveaxis(shard.astype(jnp.float32), axis, 0), codec_of(codec, shard)
+    front = jnp.moveaxis(shard.astype(jnp.float32), axis, 0)
+    parts = codec_of(codec, front)
     sends, before = front.ravel(), None
     if reference is not None:
         before = jnp.moveaxis(reference.astype(jnp.float32), axis, 0).reshape(workers, -1)
