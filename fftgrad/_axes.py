@@ -154,11 +154,7 @@ def varying(x: jax.Array) -> frozenset[str]:
 
 
 def shardings(mesh: Mesh, specs: Any) -> Any:
-    return jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec),
-        specs,
-        is_leaf=lambda node: isinstance(node, PartitionSpec),
-    )
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
 
 def named(spec: PartitionSpec) -> Iterator[str]:
@@ -187,12 +183,8 @@ def place(tree: Any, mesh: Mesh, specs: Any, axes: tuple[str, ...]) -> Any:
         ]
         return jax.sharding.reshard(leaf, NamedSharding(mesh, PartitionSpec(*wanted)))
 
-    return jax.tree.map(
-        lambda spec, leaves: jax.tree.map(functools.partial(put, spec), leaves),
-        specs,
-        tree,
-        is_leaf=lambda node: isinstance(node, PartitionSpec),
-    )
+    put_all = lambda spec, leaves: jax.tree.map(functools.partial(put, spec), leaves)  # noqa: E731
+    return jax.tree.map(put_all, specs, tree)
 
 
 def whole(tree: Any) -> Any:
