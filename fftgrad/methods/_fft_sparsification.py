@@ -168,9 +168,8 @@ def recover_by_loss(
       axis_name: the axis, or axes, of the workers.
 
     Returns:
-      An `optax.GradientTransformationExtraArgs` whose state is a `RecoverByLossState`. Its `update`
-      takes the loss of the worker, or the mean over the workers:
-      `tx.update(grads, state, params, value=loss)`.
+      A transformation whose `update(grads, state, params, value=loss)` takes the loss of the
+      worker, or the mean over the workers.
 
     Wire: that of `tx`, and 4 bytes for the mean of the loss.
 

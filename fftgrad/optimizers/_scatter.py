@@ -65,7 +65,7 @@ def compressed_psum_scatter(
     Wire: w buffers, each of 4 bytes and the payload of x.size / w values.
 
     Claims: unbiased if the codec is. A shard becomes NaN, on its owner only, if a worker's part of
-      it is not finite, or was made by another codec or in another step.
+      it is not finite.
 
     Example:
       >>> x = jnp.array([[1.0, 2.0, -3.0, 4.0], [1.0, 2.0, 3.0, 4.0]])
@@ -128,8 +128,7 @@ def compressed_all_gather(
 
     Wire: one buffer of `fg.wire_bytes(codec, shard)` bytes, which a ring sends w - 1 times.
 
-    Claims: the result is NaN on all workers if a shard is not finite, or if it was sent by another
-      codec or in another step.
+    Claims: the result is NaN on all workers if a shard is not finite.
 
     Example:
       >>> shards, before = jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1.0, 2.0, 2.5, 4.5])

@@ -81,8 +81,7 @@ def sharded(
       axis_name: the axis, or axes, of the workers.
 
     Returns:
-      An `optax.GradientTransformationExtraArgs` whose state is a `ShardedState`. It needs `params`,
-      equal on all workers.
+      A transformation whose state is a `ShardedState`. It needs `params`, equal on all workers.
 
     Wire: w buffers of n/w gradients and one of n/w differences, each with 4 bytes more: with one
       codec for both, `fg.wire_bytes(fg.TwoStage(codec, workers), params, fg.Bucketing("leaf"))`.
@@ -93,12 +92,10 @@ def sharded(
       `fg.checkpoint.reshard_state` refuses another.
 
     Raises:
-      ValueError: in `init`, if `inner` updates shards differently from whole leaves; while tracing,
-        if the axis does not have `workers` workers, `params` is missing or varies over the axis, a
-        gradient is summed already, or a leaf is masked.
+      ValueError: while tracing, if `params` varies over the axis, a gradient is summed already, or
+        a leaf is masked.
 
-    Differs from the paper: there is no second level of quantization inside a machine. Differences
-      are relative to the parameters that all workers have, so errors do not accumulate.
+    Differs from the paper: there is no second level of quantization inside a machine.
 
     Example:
       >>> import optax
