@@ -12,7 +12,8 @@ from fftgrad.memories import NoMemory
 class Recipe:
     """Value: the parts of a published method; `fg.methods` has a function for each method.
 
-    `compressed_pmean` turns a recipe into a transformation, and `diloco` exchanges with it.
+    `compressed_pmean` turns a recipe into a transformation, and `diloco` exchanges with it. Both
+    take a memory in place of that of the recipe.
     `fg.wire_bytes` and `fg.link_bytes` return its bytes without compiling anything.
 
     Args:

@@ -12,15 +12,14 @@ from fftgrad._values import check, check_count, value
 from fftgrad.codecs import ChunkTopK, Dct, Identity, Threshold, Tiles, TopK, chain
 from fftgrad.exchanges import AllGather, AllReduce, Bucketing, LeaderTopK, Recipe, Scheduled
 from fftgrad.exchanges._parts import DenseByName
-from fftgrad.memories import ErrorFeedback, MomentumCorrection, NoMemory
+from fftgrad.memories import ErrorFeedback, MomentumCorrection
 
 
-def acp_sgd(rank: int = 4, *, memory: Memory = ErrorFeedback()) -> Recipe:
+def acp_sgd(rank: int = 4) -> Recipe:
     """Method: two thin factors of each matrix, one of them sent per step, with error feedback.
 
     Args:
       rank: columns of a factor; the paper uses 4 for ResNets and 32 for BERT.
-      memory: of unsent values. The default is the paper's, without decay.
 
     Wire: about 2 · rank · (rows + columns) bytes a matrix, 4 a dense value, in one all-reduce.
 
@@ -30,7 +29,7 @@ def acp_sgd(rank: int = 4, *, memory: Memory = ErrorFeedback()) -> Recipe:
     References:
       Zhang et al., ICDCS 2023, arXiv:2306.08881.
     """
-    return Recipe(exchanges.AcpSgd(rank), memory)
+    return Recipe(exchanges.AcpSgd(rank), ErrorFeedback())
 
 
 @value
@@ -168,13 +167,12 @@ def dgc(
     return Recipe(exchange, MomentumCorrection(momentum, nesterov))
 
 
-def eden(bits: int = 1, block: int = 4096, *, memory: Memory = NoMemory()) -> Recipe:
+def eden(bits: int = 1, block: int = 4096) -> Recipe:
     """Method: rotate at random, round to the best levels for a normal distribution, and rescale.
 
     Args:
       bits: width of a code, 1 to 6; one bit is DRIVE.
       block: values rotated together, a power of two.
-      memory: of unsent values; none in the paper.
 
     Wire: n · bits / 8 + 4n / block bytes.
 
@@ -187,16 +185,14 @@ def eden(bits: int = 1, block: int = 4096, *, memory: Memory = NoMemory()) -> Re
     References:
       Vargaftik et al., NeurIPS 2021, arXiv:2105.08339; ICML 2022, arXiv:2108.08842.
     """
-    codec = chain(codecs.Hadamard(block), codecs.LloydMax(bits, block))
-    return Recipe(AllGather(codec), memory)
+    return Recipe(AllGather(chain(codecs.Hadamard(block), codecs.LloydMax(bits, block))))
 
 
-def power_sgd(rank: int = 2, *, memory: Memory = ErrorFeedback()) -> Recipe:
+def power_sgd(rank: int = 2) -> Recipe:
     """Method: two thin factors of each matrix, with error feedback.
 
     Args:
       rank: columns of a factor.
-      memory: of unsent values. The default is the paper's, without decay.
 
     Wire: 4 · rank · (rows + columns) bytes a matrix, 4 a dense value, in two all-reduces.
 
@@ -206,7 +202,7 @@ def power_sgd(rank: int = 2, *, memory: Memory = ErrorFeedback()) -> Recipe:
     References:
       Vogels et al., NeurIPS 2019, arXiv:1905.13727.
     """
-    return Recipe(exchanges.PowerSgd(rank), memory)
+    return Recipe(exchanges.PowerSgd(rank), ErrorFeedback())
 
 
 def qsgd(bits: int = 4, bucket: int = 512) -> Recipe:
@@ -230,16 +226,13 @@ def qsgd(bits: int = 4, bucket: int = 512) -> Recipe:
     return Recipe(AllGather(codecs.UniformQuantizer(bits=bits, bucket=bucket)))
 
 
-def random_k(fraction: float = 0.01, *, memory: Memory = ErrorFeedback()) -> Recipe:
-    """Method: values at random positions, equal on all workers, in one all-reduce.
+def random_k(fraction: float = 0.01) -> Recipe:
+    """Method: values at random positions, equal on all workers, in one all-reduce, with feedback.
 
     Args:
       fraction: share of the values sent, k = ceil(fraction · n).
-      memory: of unsent values. With `NoMemory()`, sent values are multiplied by n/k.
 
     Wire: 4k bytes in one all-reduce, no indices.
-
-    Claims: unbiased without memory.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.random_k(fraction=0.01), axis_name="data")
@@ -247,8 +240,7 @@ def random_k(fraction: float = 0.01, *, memory: Memory = ErrorFeedback()) -> Rec
     References:
       Stich et al., NeurIPS 2018, arXiv:1809.07599.
     """
-    codec = codecs.RandomK(fraction=fraction, rescale=memory == NoMemory())
-    return Recipe(AllReduce(codec), memory)
+    return Recipe(AllReduce(codecs.RandomK(fraction=fraction)), ErrorFeedback())
 
 
 @value
@@ -402,13 +394,10 @@ def scalecom(
     return Recipe(exchange, ErrorFeedback(beta=beta))
 
 
-def sign_sgd(*, memory: Memory = ErrorFeedback()) -> Recipe:
+def sign_sgd() -> Recipe:
     """Method: signs and one mean magnitude, with error feedback.
 
         p = e + g,   Δ = (||p||₁ / d) sign(p),   e' = p - Δ,   apply mean Δ.
-
-    Args:
-      memory: of unsent values. The default is the paper's, without decay.
 
     Wire: 1 bit a value and 4 bytes a part.
 
@@ -421,7 +410,7 @@ def sign_sgd(*, memory: Memory = ErrorFeedback()) -> Recipe:
     References:
       Karimireddy et al., ICML 2019, arXiv:1901.09847.
     """
-    return Recipe(AllGather(codecs.Sign()), memory, Bucketing("leaf"))
+    return Recipe(AllGather(codecs.Sign()), ErrorFeedback(), Bucketing("leaf"))
 
 
 def terngrad(

@@ -25,17 +25,16 @@ def all_finite(tree: object) -> jax.Array:
     return jnp.all(jnp.stack(flags)) if flags else jnp.ones((), bool)
 
 
-def poison(x: jax.Array, axis: int | None = None) -> jax.Array:
-    """Function: 0.0 if all values of `x` are finite, else NaN; of each row if `axis` is given.
+def poison(x: jax.Array) -> jax.Array:
+    """Function: 0.0 if all values of `x` are finite, else NaN.
 
     Use it in a custom codec. Add it to a scale, or to the payload, to show a NaN or an infinity
     that the codec would drop or clip.
 
     Args:
       x: float or complex array of any shape.
-      axis: axis to reduce; None for all axes.
 
-    Shapes: x float[...] | complex[...] -> its real dtype [], or x's shape without `axis`.
+    Shapes: x float[...] | complex[...] -> its real dtype [].
 
     Example:
       >>> fg.codecs.poison(jnp.array([1.0, 2.0])), fg.codecs.poison(jnp.array([1.0, jnp.inf]))
@@ -46,7 +45,7 @@ def poison(x: jax.Array, axis: int | None = None) -> jax.Array:
     zeros = x - x
     if jnp.issubdtype(zeros.dtype, jnp.complexfloating):
         zeros = zeros.real + zeros.imag
-    return jnp.sum(zeros, axis=axis)
+    return jnp.sum(zeros)
 
 
 def largest(x: jax.Array, axis: int | None = None) -> jax.Array:
