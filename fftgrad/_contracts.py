@@ -159,10 +159,8 @@ class Averaged(NamedTuple):
     """Result of an exchange; `mean` and `error` are shaped like `x`."""
 
     mean: PyTree  # the same bits on all workers; not finite if any input was not finite
-    # the part of this worker's x that the others did not receive; None if the exchange keeps it
-    error: PyTree | None
-    # after a bad step the caller keeps the old state
-    state: State = State()
+    error: PyTree | None  # part of x that the others did not receive; None if the exchange keeps it
+    state: State = State()  # after a bad step the caller keeps the old state
     stats: Stats = Stats()  # from the headers
 
     def error_or_zeros(self, x: PyTree) -> PyTree:
@@ -173,7 +171,7 @@ class Averaged(NamedTuple):
 class Exchange(abc.ABC):
     """A mean over the workers of an array float32[...], or of the parts of a gradient, a tuple.
 
-    Each part is compressed on its own. All parts travel together. Mean and error have their shapes.
+    Each part is compressed on its own. All parts travel together.
     """
 
     @property
@@ -190,10 +188,7 @@ class Exchange(abc.ABC):
         """Average `x` over the workers by the collectives of `comm`."""
 
     def wire_bytes(self, like: PyTree) -> int:
-        """Return the bytes that one worker hands to the collectives for arrays like `like`.
-
-        Override it if they depend on the number of workers: the default traces one.
-        """
+        """Return the bytes that a worker hands to the collectives; by default, if there is one."""
         return sum(found.bytes for found in self._collectives(like, 1))
 
     def link_bytes(self, like: PyTree, workers: int) -> float:
@@ -201,6 +196,5 @@ class Exchange(abc.ABC):
         return float(sum(c.link_bytes(workers) for c in self._collectives(like, workers)))
 
     def _collectives(self, like: PyTree, workers: int) -> tuple[_collectives.Collective, ...]:
-        comm = Comm("worker", Step.of(0))
-        mean = lambda x: self.mean(x, self.init(x), comm).mean  # noqa: E731
+        mean = lambda x: self.mean(x, self.init(x), Comm("worker", Step.of(0))).mean  # noqa: E731
         return _collectives.unconditional(mean, {"worker": workers}, like)
