@@ -152,7 +152,6 @@ class State(NamedTuple):
 
     shared: PyTree = ()  # equal on all workers
     own: PyTree = ()  # of this worker
-    shards: PyTree = ()  # of this worker, as the owner of a shard
 
 
 class Averaged(NamedTuple):

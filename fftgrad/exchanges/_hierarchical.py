@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from fftgrad import _axes
 from fftgrad._contracts import Averaged, AxisName, Comm, Exchange, Memory, PyTree, Scope, State
 from fftgrad._values import check, check_count, check_kind, value
-from fftgrad.exchanges import _shards
+from fftgrad.exchanges import _parts, _shards
 from fftgrad.exchanges._recipe import check_exchange
 from fftgrad.exchanges._shards import Shards
 from fftgrad.memories import ErrorFeedback
@@ -78,16 +78,15 @@ class Hierarchical(Exchange):
         rule, remedy = "have no shared arrays in its state", "use LeaderTopK(codec) or TwoStage."
         check(not arrays, "Hierarchical(slow)", rule, self.slow, remedy)
         # The group owns the slow exchange's state of a piece, as it owns the memory.
-        memory, learned = self.memory.init(pieces), (slow.own, slow.shards)
-        sizes = jnp.asarray([part.size for part in jax.tree.leaves(like)], jnp.int32)
-        return State(slow.shared, shards=Shards(memory, sizes, jnp.int32(self.workers), learned))
+        memory, number = self.memory.init(pieces), jnp.int32(self.workers)
+        sizes = jnp.asarray(_parts.sizes(like), jnp.int32)
+        return State(slow.shared, Shards(memory, sizes, number, slow.own))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         slow, fast = comm.along(self._slow_axes(comm)), comm.along(self.fast_axis)
-        group: Shards = state.shards
-        own, shards = group.reset_rows
+        group: Shards = state.own
         y, added = self.memory.add(self._scatter(x, fast), group.cut_rows)
-        out = self.slow.mean(y, State(state.shared, own, shards), slow)
+        out = self.slow.mean(y, State(state.shared, group.reset_rows), slow)
         memory = self.memory.update(y, out.error_or_zeros(y), out.mean, added)
         rows, stats = fast.gather(out.mean, of=out.mean, received=out.stats)
         whole = _shards.from_shards(jax.tree.leaves(rows), x)
@@ -95,10 +94,7 @@ class Hierarchical(Exchange):
             mean=_finite.nan_unless(jnp.asarray(stats.finite), whole),
             error=None,
             state=State(
-                out.state.shared,
-                shards=group._replace(
-                    cut_rows=memory, reset_rows=(out.state.own, out.state.shards)
-                ),
+                out.state.shared, group._replace(cut_rows=memory, reset_rows=out.state.own)
             ),
             stats=stats,
         )

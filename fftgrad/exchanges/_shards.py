@@ -46,13 +46,13 @@ def add_worker_axis(value: PyTree) -> PerWorker:
 
 
 def add_rows(state: State) -> State:
-    """Turn the own and shard states of an exchange into rows of global arrays."""
-    return State(state.shared, *map(add_worker_axis, (state.own, state.shards)))
+    """Turn the own state of an exchange into rows of global arrays."""
+    return State(state.shared, add_worker_axis(state.own))
 
 
 def drop_rows(state: State) -> State:
     """Invert `add_rows`, inside the axis."""
-    return State(state.shared, *map(drop_worker_axis, (state.own, state.shards)))
+    return State(state.shared, drop_worker_axis(state.own))
 
 
 def drop_worker_axis(state: PerWorker) -> PyTree:
