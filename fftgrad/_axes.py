@@ -20,12 +20,10 @@ AxisName: TypeAlias = str | tuple[str, ...]
 
 
 def names(axis_name: AxisName) -> tuple[str, ...]:
-    """Return the axis names as a tuple."""
     return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
 
 
 def check_names(argument: str, axis_name: object) -> None:
-    """Require an axis name or a tuple of names."""
     several: tuple[object, ...] = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     if not several or not all(isinstance(name, str) for name in several):
         rule = "must be an axis name or a tuple of names"
@@ -33,14 +31,12 @@ def check_names(argument: str, axis_name: object) -> None:
 
 
 def check_mesh(argument: str, mesh: Mesh, axis_name: AxisName) -> None:
-    """Require an axis of the mesh."""
     if not set(names(axis_name)) <= set(mesh.axis_names):
         got = f"got {axis_name!r} for a mesh with {mesh.axis_names}"
         raise ValueError(f"{argument}: must be an axis of the mesh, {got}; use one of these.")
 
 
 def mesh_size(mesh: Mesh | AbstractMesh, axis_name: AxisName) -> int:
-    """Return the number of workers along the axis of a mesh."""
     return math.prod(mesh.shape[name] for name in names(axis_name))
 
 
@@ -57,7 +53,6 @@ def size(axis_name: AxisName, owner: str = "compressed_pmean") -> int:
 
 
 def index(axis_name: AxisName) -> jax.Array:
-    """Return the number of this worker along the axis."""
     return lax.axis_index(axis_name)
 
 
@@ -118,7 +113,6 @@ def all_gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
 
 
 def permute(x: jax.Array, axis_name: AxisName, sources: tuple[int, ...]) -> jax.Array:
-    """Send the value of worker sources[i] to worker i, for every i."""
     pairs = [(source, i) for i, source in enumerate(sources)]
     return lax.ppermute(x, axis_name, pairs)
 
@@ -149,7 +143,6 @@ def everywhere(flag: jax.Array, but: tuple[str, ...] = ()) -> jax.Array:
 
 
 def check_workers(owner: str, workers: int, axis_name: AxisName) -> None:
-    """Require the configured number of workers along the axis."""
     if workers != (found := size(axis_name)):
         rule = f"must be the size of the axis {axis_name!r}, {found} workers"
         raise ValueError(f"{owner}(workers): {rule}, got {workers}; use workers={found}.")
@@ -161,12 +154,7 @@ def varying(x: jax.Array) -> frozenset[str]:
 
 
 def shardings(mesh: Mesh, specs: Any) -> Any:
-    """Return the shardings of a tree of PartitionSpecs."""
-    return jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec),
-        specs,
-        is_leaf=lambda node: isinstance(node, PartitionSpec),
-    )
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
 
 def named(spec: PartitionSpec) -> Iterator[str]:
@@ -195,12 +183,8 @@ def place(tree: Any, mesh: Mesh, specs: Any, axes: tuple[str, ...]) -> Any:
         ]
         return jax.sharding.reshard(leaf, NamedSharding(mesh, PartitionSpec(*wanted)))
 
-    return jax.tree.map(
-        lambda spec, leaves: jax.tree.map(functools.partial(put, spec), leaves),
-        specs,
-        tree,
-        is_leaf=lambda node: isinstance(node, PartitionSpec),
-    )
+    put_all = lambda spec, leaves: jax.tree.map(functools.partial(put, spec), leaves)  # noqa: E731
+    return jax.tree.map(put_all, specs, tree)
 
 
 def whole(tree: Any) -> Any:

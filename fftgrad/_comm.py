@@ -16,7 +16,6 @@ from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad.ops import _count, _finite, _random, _shapes, _wire
 from fftgrad.ops._shapes import PyTree, spec
-from fftgrad.ops._wire import Header
 
 
 class Step(NamedTuple):
@@ -120,10 +119,6 @@ class Comm:
         """Return the same comm with other keys, for one of several exchanges in a step."""
         return dataclasses.replace(self, step=self.step.fold(number))
 
-    def fold_local(self, number: int) -> "Comm":
-        """Return the same comm with another local key."""
-        return dataclasses.replace(self, step=self.step.fold_local(number))
-
     def along(self, axis_name: AxisName) -> "Comm":
         """Return the same comm along another axis."""
         return dataclasses.replace(self, axis_name=axis_name)
@@ -156,7 +151,7 @@ class Comm:
         counts = jnp.broadcast_to(jnp.asarray(overflow, jnp.int32), (self.workers,))
         buffers = jax.vmap(_pack)(payloads, of, counts)
         one = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), payloads)
-        return _unpack(self.all_to_all(buffers), spec(one))
+        return _unpack(lax.all_to_all(buffers, self.axis_name, 0, 0), spec(one))
 
     # Sums.
 
@@ -215,16 +210,6 @@ class Comm:
         lost_square, square = everywhere(lax.psum, squares)
         return jnp.sqrt(lost_square / jnp.where(square > 0, square, 1.0))
 
-    # Words of an exchange with a format of its own.
-
-    def all_gather(self, words: jax.Array) -> jax.Array:
-        """Stack the words of all workers."""
-        return _axes.all_gather(words, self.axis_name)
-
-    def all_to_all(self, rows: jax.Array) -> jax.Array:
-        """Send row i of w to worker i, and stack the rows received from all workers."""
-        return lax.all_to_all(rows, self.axis_name, 0, 0)
-
 
 def _pack(
     payloads: PyTree, of: PyTree, overflow: jax.Array | int, received: Stats | None = None
@@ -233,12 +218,9 @@ def _pack(
     if received is not None:
         overflow = _count.add(received.overflow, overflow)
         finite &= jnp.asarray(received.finite)
-    return _wire.pack(Header(finite, overflow), _wire.without_gradient(payloads, of))
+    return _wire.pack(_wire.without_gradient(payloads, of), finite, overflow)
 
 
 def _unpack(buffers: jax.Array, like: PyTree) -> tuple[Any, Stats]:
-    headers, payloads = jax.vmap(lambda words: _wire.unpack(words, like))(buffers)
-    return payloads, Stats(
-        finite=jnp.all(jnp.asarray(headers.finite)),
-        overflow=_count.total(jnp.asarray(headers.overflow)),
-    )
+    payloads, finite, overflow = jax.vmap(lambda words: _wire.unpack(words, like))(buffers)
+    return payloads, Stats(jnp.all(finite), _count.total(overflow))

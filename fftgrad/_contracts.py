@@ -154,17 +154,14 @@ class State(NamedTuple):
 
     shared: PyTree = ()  # equal on all workers
     own: PyTree = ()  # of this worker
-    shards: PyTree = ()  # of this worker, as the owner of a shard
 
 
 class Averaged(NamedTuple):
     """Result of an exchange; `mean` and `error` are shaped like `x`."""
 
     mean: PyTree  # the same bits on all workers; not finite if any input was not finite
-    # the part of this worker's x that the others did not receive; None if the exchange keeps it
-    error: PyTree | None
-    # after a bad step the caller keeps the old state
-    state: State = State()
+    error: PyTree | None  # part of x that the others did not receive; None if the exchange keeps it
+    state: State = State()  # after a bad step the caller keeps the old state
     stats: Stats = Stats()  # from the headers
 
     def error_or_zeros(self, x: PyTree) -> PyTree:
@@ -173,7 +170,7 @@ class Averaged(NamedTuple):
 
 
 class Exchange(abc.ABC):
-    """A mean over the workers of an array, or of the parts of a gradient, a tuple.
+    """A mean over the workers of an array float32[...], or of the parts of a gradient, a tuple.
 
     Each part is compressed on its own. All parts travel together.
     """
@@ -191,12 +188,14 @@ class Exchange(abc.ABC):
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         """Average `x` over the workers by the collectives of `comm`."""
 
-    @abc.abstractmethod
     def wire_bytes(self, like: PyTree) -> int:
-        """Return the bytes that one worker hands to the collectives for arrays like `like`."""
+        """Return the bytes that a worker hands to the collectives; by default, if there is one."""
+        return sum(found.bytes for found in self._collectives(like, 1))
 
     def link_bytes(self, like: PyTree, workers: int) -> float:
         """Return the bytes that each of `workers` workers in a ring sends over its link."""
-        comm = Comm("worker", Step.of(0))
-        mean = lambda x: self.mean(x, self.init(x), comm).mean  # noqa: E731
-        return _collectives.link_bytes(mean, {"worker": workers}, like)
+        return float(sum(c.link_bytes(workers) for c in self._collectives(like, workers)))
+
+    def _collectives(self, like: PyTree, workers: int) -> tuple[_collectives.Collective, ...]:
+        mean = lambda x: self.mean(x, self.init(x), Comm("worker", Step.of(0))).mean  # noqa: E731
+        return _collectives.unconditional(mean, {"worker": workers}, like)

@@ -36,15 +36,10 @@ def value(cls: type[T]) -> type[T]:
 
 
 def plain(found: Any, kinds: str = "") -> Any:
-    """Convert the scalars of NumPy and JAX in a configuration into Python numbers.
+    """Convert scalars of NumPy and JAX, also in tuples and frozen dataclasses, to Python numbers.
 
-    Equal configurations then have equal `repr`s. Checksums and stores of islands depend on them.
-
-    Args:
-      found: a scalar, a tuple or a frozen dataclass. Anything else, such as a tracer, is returned
-        unchanged.
-      kinds: annotation of the field. An int in a field for floats becomes a float. 0 or 1 in a
-        field for bools becomes a bool. A whole float in a field for both becomes an int.
+    Equal configurations then have equal `repr`s, on which checksums and stores of islands depend.
+    `kinds` is the annotation of the field, whose type the number gets.
     """
     if isinstance(found, np.generic | np.ndarray | jax.Array) and not isinstance(found, Tracer):
         found = _python_scalar(found)
@@ -114,7 +109,6 @@ def check_type(holds: bool, argument: str, rule: str, found: object, remedy: str
 
 
 def missing_extra(owner: str, package: str, extra: str) -> ImportError:
-    """Return the error for a package that is not installed."""
     return ImportError(
         f"{owner}: needs {package}, got none; run pip install -e '.[{extra}]' in the folder of the "
         "repository."
@@ -122,7 +116,6 @@ def missing_extra(owner: str, package: str, extra: str) -> ImportError:
 
 
 def check_kind(argument: str, value: object, kind: type, remedy: str) -> None:
-    """Require an instance of a contract or another class."""
     if isinstance(value, type):
         remedy = f"pass a value, which a call makes, as {value.__name__}(...)."
     article = "an" if kind.__name__[0] in "AEIOU" else "a"

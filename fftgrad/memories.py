@@ -15,15 +15,10 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 class ErrorFeedbackState(NamedTuple):
-    """State of `ErrorFeedback`.
+    """State of `ErrorFeedback`."""
 
-    Attributes:
-      residual: unsent values of earlier steps, shaped like the gradient.
-      rounds: number of roundings to bfloat16, int32[], which selects the next draws; None for
-        float32.
-    """
-
-    residual: PyTree
+    residual: PyTree  # unsent values of earlier steps, shaped like the gradient
+    # number of roundings to bfloat16, int32[], which selects the next draws; None for float32
     rounds: jax.Array | None = None
 
 
@@ -58,10 +53,7 @@ class ErrorFeedback(Memory):
 
     Claims: for d = 1, Σ mean sent + mean e / u = Σ mean gradient. In bfloat16 this holds in
       expectation, if the hash is random: each rounding is unbiased, with an error of up to 2^-7 of
-      a value. A step whose mean is not finite leaves the residual unchanged.
-
-    Raises:
-      ValueError: if `dtype` is another one.
+      a value.
 
     Example:
       >>> memory, g = fg.ErrorFeedback(), jnp.array([1.0, 2.0])
@@ -169,8 +161,7 @@ class MomentumCorrection(Memory):
 
     Shapes: velocity and residual float32, shaped like the gradient, on each worker.
 
-    Claims: without masking and for plain momentum, Σ mean applied + mean v = Σ mean velocity. A
-      step whose mean is not finite leaves both unchanged.
+    Claims: without masking and for plain momentum, Σ mean applied + mean v = Σ mean velocity.
 
     Differs from the paper: the quantization error of a sent value stays in the residual, which the
       papers clear there.

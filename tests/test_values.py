@@ -112,7 +112,7 @@ def test_equal_codecs_have_one_configuration_number():
     for one, other in EQUAL:
         assert one == other
         assert hash(one) == hash(other)
-        numbers = (_wire.configuration([codec], [LIKE]) for codec in (one, other))
+        numbers = (_wire.configuration(codec, LIKE) for codec in (one, other))
         assert len(set(numbers)) == 1, one
 
 

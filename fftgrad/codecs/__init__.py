@@ -13,9 +13,8 @@ from fftgrad.codecs._quantizers import (
 )
 from fftgrad.codecs._range_float import FixedRangeFloat, RangeFloat
 from fftgrad.codecs._threshold import AdaComp, AlternatingSign, Threshold
-from fftgrad.codecs._tiles import Dct, Tiles
 from fftgrad.codecs._top_k import ChunkTopK, RandomK, TopK
-from fftgrad.codecs._transforms import Fft, Hadamard, Identity
+from fftgrad.codecs._transforms import Dct, Fft, Hadamard, Identity, Tiles
 from fftgrad.ops._finite import poison
 from fftgrad.ops._positions import Sparse
 

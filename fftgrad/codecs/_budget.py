@@ -50,8 +50,6 @@ LEAST_EXPONENT = -110
 
 
 class Candidates(NamedTuple):
-    """The largest coefficients, in order of position."""
-
     positions: jax.Array  # int32[k]
     magnitude: jax.Array  # float32[k], below 2
     negative: jax.Array  # int32[k], 1 for a minus
@@ -134,7 +132,6 @@ class Lanes(NamedTuple):
 
     @classmethod
     def of(cls, candidates: Candidates) -> "Lanes":
-        """Arrange all candidates."""
         k = candidates.positions.size
         # Padded here, because a bound check in the passes would keep them from being vectorized.
         missing = -k % (LANE * BLOCK if k > LANE * BLOCK else LANE)
@@ -419,5 +416,4 @@ class Budget(Selector):
         return max(size - HEAD, 12) // 4
 
     def _most(self, like: Like) -> int:
-        """Return the largest number of coefficients that are sent."""
         return min(_quantizers.real_size(like), max(1, 32 * self._words(like) // LEAST_BITS), MOST)

@@ -57,7 +57,6 @@ def _say(x: Any) -> str:
 
 
 def payload_spec(codec: Codec, like: Like) -> Payload:
-    """Return the shapes and dtypes of a payload."""
     return _spec(codec, like.shape, like.dtype)[0]
 
 
@@ -175,7 +174,6 @@ def chain(*codecs: Codec) -> Codec:
 
 
 def stages(codec: Codec) -> tuple[Codec, ...]:
-    """Return the stages of a chain, or the codec itself as the only one."""
     return codec.stages if isinstance(codec, Chain) else (codec,)
 
 
@@ -229,7 +227,6 @@ def has_few_blocks(stages: Sequence[Codec], like: Like) -> bool:
 def _undo(
     stages: Sequence[Codec], main: jax.Array, sides: Sequence[PyTree], like: Like, step: Step
 ) -> jax.Array:
-    """Decode `main` and `sides` of the stages into a vector like `like`."""
     if not stages:
         return main
     if has_few_blocks(stages, like) and (few := _sparse(stages, main, sides, like, step)):

@@ -87,8 +87,6 @@ class LogQuantizer(Quantizer):
 
 
 class Ends(NamedTuple):
-    """Range of the levels."""
-
     low: jax.Array  # smallest non-zero magnitude, float32[]
     high: jax.Array  # largest magnitude, float32[]; NaN if a value is not finite, 0 if all are 0
     zeros: jax.Array  # True if the first level stands for zero, bool[]

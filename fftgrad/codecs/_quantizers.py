@@ -31,12 +31,10 @@ def as_real(x: jax.Array) -> jax.Array:
 
 
 def real_size(like: Like) -> int:
-    """Return the number of real values of a vector."""
     return math.prod(like.shape) * (1 + jnp.issubdtype(like.dtype, jnp.complexfloating))
 
 
 def from_real(values: jax.Array, like: Like) -> jax.Array:
-    """Invert `as_real`."""
     if jnp.issubdtype(like.dtype, jnp.complexfloating):
         return lax.complex(*jnp.split(values, 2))
     return values.astype(like.dtype)
@@ -94,9 +92,6 @@ class Cast(Quantizer):
 
     Claims: biased; not summable. Relative error of a normal value at most 2^-8 for bfloat16, 2^-11
       for float16. Finite values out of range saturate and are counted; NaN stays NaN.
-
-    Raises:
-      TypeError: if `dtype` is another one.
 
     Example:
       >>> fg.compress(fg.Cast("bfloat16"), jnp.array([1.0, 1.001])).main
@@ -326,9 +321,6 @@ class UniformQuantizer(Quantizer):
       bucket with a NaN or an infinity decodes to NaN.
 
     Differs from the paper: codes of fixed width; that of the paper's Elias codes depends on data.
-
-    Raises:
-      ValueError: in `compress`, if the step has no key.
 
     Example:
       >>> x, step = jnp.array([0.0, 2.0, -2.0]), fg.Step.of(0)

@@ -27,7 +27,6 @@ class Window(NamedTuple):
 
     @property
     def eps(self) -> jax.Array:
-        """Smallest positive value, float32[]."""
         bits = jnp.asarray(self.base, jnp.int32) << (23 - self.m)
         return lax.bitcast_convert_type(bits, jnp.float32)
 
@@ -72,7 +71,6 @@ def _number_of(value: float, m: int, *, rounds: bool) -> int:
 
 
 def _last(m: int) -> int:
-    """Return the number of the largest finite value."""
     return (255 << m) - 1
 
 

@@ -80,9 +80,6 @@ class Threshold(Selector):
     Differs from the paper: the published code stops at a step of 0.2. Here the interval of r is
       halved 8 times, and then the interval of the threshold's bits (its logarithm) 12 times.
 
-    Raises:
-      ValueError: if an exact search has a `reuse` above 1.
-
     Example:
       >>> x = jnp.array([1.0, -9.0, 2.0, 8.0, 0.5, 0.1, 0.0, 0.2])
       >>> fg.decompress(fg.Threshold(fraction=0.25), fg.compress(fg.Threshold(fraction=0.25), x), x)
@@ -226,7 +223,6 @@ def _tree(b: Bisection, halvings: int) -> jax.Array:
 
 
 def _above(magnitude: jax.Array, bound: jax.Array) -> jax.Array:
-    """Count the magnitudes above a bound."""
     return _positions.count(*_codes.pack_masks(magnitude > bound))
 
 

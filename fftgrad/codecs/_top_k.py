@@ -14,7 +14,6 @@ from fftgrad.ops import _codes, _finite, _platform, _positions, _random, _select
 
 
 def check_size(owner: str, fraction: float | None, k: int | None) -> None:
-    """Require a fraction or a number of coefficients to keep."""
     check_one_of(owner, "fraction", fraction, "k", k, "fraction=0.01")
     one = isinstance(fraction, int) and fraction == 1
     rule, remedy = "be a float", f"use {owner}(k=1), or fraction=1.0 for all."
@@ -29,7 +28,6 @@ def check_size(owner: str, fraction: float | None, k: int | None) -> None:
 def check_one_of(
     owner: str, share: str, of_n: float | None, number: str, of_all: int | None, remedy: str
 ) -> None:
-    """Require a share or a number, not both, and a Python number."""
     argument, found = f"{owner}({share}, {number})", f"{share}={of_n}, {number}={of_all}"
     one = (of_n is None) != (of_all is None)
     check(one, argument, "have exactly one of the two", found, f"use {owner}({remedy}).")
@@ -41,7 +39,6 @@ def check_one_of(
 
 
 def kept(fraction: float | None, k: int | None, n: int) -> int:
-    """Return the number of coefficients to keep of n."""
     if k is not None:
         return min(k, n)
     # Round first: 0.07 * 100 is slightly above 7 in binary.
@@ -50,8 +47,6 @@ def kept(fraction: float | None, k: int | None, n: int) -> int:
 
 @value
 class _Share(Selector):
-    """Selector of a share of all coefficients, or of a number of them."""
-
     fraction: float | None = None
     k: int | None = None
 

@@ -24,7 +24,7 @@ from fftgrad._contracts import AxisName, Comm, PyTree, Step
 from fftgrad._values import brief, check, check_within
 from fftgrad.exchanges import _bucketing, _parts
 from fftgrad.exchanges._bucketing import Bucket, Bucketing, Join
-from fftgrad.exchanges._parts import Codecs, Likes, Parts, Vectors
+from fftgrad.exchanges._parts import Codecs, Parts, Vectors
 from fftgrad.exchanges._shards import PerWorker, Reset, add_worker_axis, drop_worker_axis
 from fftgrad.ops import _count, _finite, _rounding, _wire
 from fftgrad.ops._random import check_key
@@ -148,7 +148,7 @@ class Gossip:
         buckets = [
             [one] * len(self.codecs) for one in _bucketing.bucket_likes(copies[0], self.bucketing)
         ]
-        codecs = tuple(_codec_of(self.codecs, bucket).init(_likes(bucket)) for bucket in buckets)
+        codecs = tuple(_codec_of(self.codecs, bucket).init() for bucket in buckets)
         return add_worker_axis(Reset(Links(trees, codecs, zero, zero)))
 
     def checked(self, updates: PyTree, params: PyTree | None, **extra: Any) -> PyTree:
@@ -188,13 +188,13 @@ class Gossip:
         overflow, silent = jnp.int32(0), jnp.int32(0)
         states, added = list[PyTree](), list[tuple[list[Any], ...]]()
         for i, bucket in enumerate(buckets):
-            codec, likes, own = _codec_of(self.codecs, bucket), _likes(bucket), comm.step.fold(i)
+            codec, own = _codec_of(self.codecs, bucket), comm.step.fold(i)
             out = codec.compress(_vectors(bucket), before.codecs[i], own)
             payloads = _wire.without_gradient(out.payloads, _vectors(bucket))
-            buffer = _wire.pack(_wire.Header(finite, out.overflow), payloads)
+            buffer = _wire.pack(payloads, finite, out.overflow)
             heard = [_axes.permute(buffer, comm.axis_name, sources) for sources in graph.sources]
             buffers = jnp.stack([buffer, *heard])
-            finites, sums = _add(codec, buffers, likes, own, shares, np.all(graph.shares == 1))
+            finites, sums = _add(codec, buffers, own, shares, np.all(graph.shares == 1))
             silent = jnp.sum(~finites & (shares > 0), dtype=jnp.int32)
             overflow = _count.add(overflow, out.overflow)
             states.append(out.state)
@@ -248,20 +248,19 @@ class _Sums(NamedTuple):
 
 
 def _add(
-    codec: Parts, buffers: jax.Array, likes: Likes, step: Step, shares: jax.Array, equal: np.bool_
+    codec: Parts, buffers: jax.Array, step: Step, shares: jax.Array, equal: np.bool_
 ) -> tuple[jax.Array, _Sums]:
     """Decode the buffers of this worker and its neighbors, and sum them.
 
     One loop decodes all buffers, so that all workers decode a buffer to the same bits. The first
     result is True for each buffer that is finite.
     """
-    like = codec.payload_spec(likes)
+    like = codec.payload_spec
 
     def add(sums: _Sums, row: Any) -> tuple[_Sums, jax.Array]:
         is_own, words, share = row
-        header, payloads = _wire.unpack(words, like)
-        finite = jnp.asarray(header.finite)
-        vectors = _settled(codec.decompress(payloads, likes, step), finite)
+        payloads, finite, _ = _wire.unpack(words, like)
+        vectors = _settled(codec.decompress(payloads, step), finite)
         said = optax.tree.where(is_own, vectors, sums.said)
         # Two neighbors have the same difference up to the sign, bit by bit.
         draws = tuple(theirs - own for theirs, own in zip(vectors, said, strict=True))
@@ -271,7 +270,7 @@ def _add(
         rest = tuple(r + lost for r, (_, lost) in zip(sums.rest, both, strict=True))
         return _Sums(said, tuple(total for total, _ in both), rest), finite
 
-    zeros = tuple(_axes.vary_like(jnp.zeros(n.shape, n.dtype), buffers) for n in likes)
+    zeros = tuple(_axes.vary_like(jnp.zeros(n.shape, n.dtype), buffers) for _, n in codec.pairs)
     rows = (jnp.arange(len(buffers)) == 0, buffers, shares)
     sums, finites = lax.scan(add, _Sums(zeros, zeros, zeros), rows)
     return finites, sums
@@ -290,11 +289,7 @@ def _settled(vectors: Vectors, keep: jax.Array) -> Vectors:
 
 def _codec_of(codecs: Sequence[Codecs], buckets: Sequence[Bucket]) -> Parts:
     pairs = zip(codecs, buckets, strict=True)
-    return Parts(tuple(own for codec, b in pairs for own in _parts.codec_of(codec, b).codecs))
-
-
-def _likes(buckets: Sequence[Bucket]) -> Likes:
-    return tuple(like for bucket in buckets for like in _parts.vector_likes(bucket))
+    return Parts(tuple(pair for codec, b in pairs for pair in _parts.codec_of(codec, b).pairs))
 
 
 def _vectors(buckets: Sequence[Bucket]) -> Vectors:

@@ -34,11 +34,11 @@ from fftgrad.contrib import _autoencoder
 from fftgrad.contrib._autoencoder import Autoencoder
 from fftgrad.exchanges import _parts, _schedule
 from fftgrad.exchanges._all_reduce import AllReduce
-from fftgrad.exchanges._parts import Codecs, DenseByName, Likes, Parts, Payloads, Vectors
+from fftgrad.exchanges._parts import Codecs, DenseByName, Parts, Payloads, Vectors
 from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._schedule import Scheduled
 from fftgrad.memories import ErrorFeedback
-from fftgrad.ops import _collectives, _finite, _shapes, _wire
+from fftgrad.ops import _finite, _shapes, _wire
 
 __all__ = ["Autoencoder", "LearnedCodes", "LearnedCodesState", "lgc"]
 
@@ -147,22 +147,20 @@ class LearnedCodes(Exchange):
         return dataclasses.replace(self, until=None if learns else 0)
 
     def init(self, like: PyTree) -> State:
-        likes = _parts.vector_likes(like)
         shared = LearnedCodesState(
             autoencoder=self.autoencoder.init(),
             error=jnp.ones((1,), jnp.float32),
             agreed=jnp.zeros((1,), bool),
         )
-        return State(shared, own=self._codec(like, likes).init(likes))
+        return State(shared, own=self._codec(like).init())
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
-        likes, vectors = _parts.vector_likes(x), _parts.vectors(x)
-        codec = self._codec(x, likes)
+        codec, vectors = self._codec(x), _parts.vectors(x)
         if not _chosen(codec):
             dense = AllReduce()
             return dense.mean(x, dense.init(x), comm)._replace(state=state)
         found = codec.compress(vectors, state.own, comm.step)
-        turn = _Turn(codec, likes, vectors, found.payloads, comm)
+        turn = _Turn(codec, vectors, found.payloads, comm)
         out, agreed = self._outcome(turn, state.shared)
         mean = [part + out.stats.poison for part in turn.whole(out.mean, out.dense, out.sides)]
         sent = turn.whole(out.sent, turn.dense, out.sides)
@@ -208,7 +206,7 @@ class LearnedCodes(Exchange):
         values = turn.at(sides)
         dense, _ = turn.means()
         rows, stats = turn.comm.gather(values, of=turn.vectors)
-        pick = self._pick(turn.codec, turn.likes) if self.variant == "leader" else None
+        pick = self._pick(turn.codec) if self.variant == "leader" else None
         params, error = _autoencoder.learn(
             self.autoencoder, params, rows, turn.leader, pick, self.rate
         )
@@ -217,7 +215,7 @@ class LearnedCodes(Exchange):
 
     def _code_by_leader(self, turn: "_Turn", params: PyTree, error: jax.Array) -> "_Outcome":
         """Broadcast the code of the leader's values, and gather the innovations of all workers."""
-        net, pick = self.autoencoder, self._pick(turn.codec, turn.likes)
+        net, pick = self.autoencoder, self._pick(turn.codec)
         own = jnp.concatenate([turn.payloads[i].main for i in _chosen(turn.codec)])
         code = net.encode(params, _autoencoder.scaled(own)[1]).astype(CODE_DTYPE)
         sides, words = turn.agree(_wire.to_words(code))
@@ -266,9 +264,7 @@ class LearnedCodes(Exchange):
         if self.until:
             phases = (self.at(0), self.at(self.until))
             return _schedule.common("wire_bytes", self, [p.wire_bytes(like) for p in phases])
-        comm = Comm("worker", Step.of(0))  # traced, as for `link_bytes`
-        mean = lambda x: self.mean(x, self.init(x), comm).mean  # noqa: E731
-        return sum(c.bytes for c in _collectives.collectives(mean, {"worker": 2}, like))
+        return super().wire_bytes(like)
 
     def link_bytes(self, like: PyTree, workers: int) -> float:
         if self.until:
@@ -276,9 +272,9 @@ class LearnedCodes(Exchange):
             return _schedule.common("link_bytes", self, sizes)
         return super().link_bytes(like, workers)
 
-    def _codec(self, like: PyTree, likes: Likes) -> Parts:
+    def _codec(self, like: PyTree) -> Parts:
         codec = _parts.codec_of(self.codec, like)
-        for part, vector in zip(codec.codecs, likes, strict=True):
+        for part, vector in codec.pairs:
             selects = isinstance(part, Selector) and not part.last
             fine = part == Identity() or (selects and not _chain.counts_overflow(part, vector))
             rule = "be a selector of a fixed number of values"
@@ -286,9 +282,9 @@ class LearnedCodes(Exchange):
             check(fine, "LearnedCodes(codec)", rule, repr(part), remedy)
         return codec
 
-    def _pick(self, codec: Parts, likes: Likes) -> TopK:
+    def _pick(self, codec: Parts) -> TopK:
         """Return the selector of a worker's innovation among the values at the support."""
-        n = sum(math.prod(likes[i].shape) for i in _chosen(codec))
+        n = sum(math.prod(codec.pairs[i][1].shape) for i in _chosen(codec))
         return TopK(k=math.ceil(self.innovation * n))
 
 
@@ -323,7 +319,6 @@ class _Turn:
     """A step of one worker: its parts, their selected values, and its comm."""
 
     codec: Parts
-    likes: Likes
     vectors: Vectors
     payloads: Payloads
     comm: Comm
@@ -368,7 +363,7 @@ class _Turn:
         found = dict(zip(numbers, map(Payload, pieces, sides), strict=True))
         others = map(Payload, dense)
         payloads = (found[i] if i in found else next(others) for i in range(len(self.payloads)))
-        return self.codec.decompress(tuple(payloads), self.likes, self.comm.step)
+        return self.codec.decompress(tuple(payloads), self.comm.step)
 
 
 def lgc(

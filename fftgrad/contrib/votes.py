@@ -147,14 +147,12 @@ class TopVotes(Exchange):
         return self.workers * self._gather.wire_bytes(like) <= 2 * self._sum_bytes(like)
 
     def _sum_bytes(self, like: PyTree) -> int:
-        sizes = [part.shape[0] for part in _parts.vector_likes(like)]
-        return 4 * (1 + _quantized_all_reduce.words(sizes, 1, self.workers))
+        return 4 * (1 + _quantized_all_reduce.words(_parts.sizes(like), 1, self.workers))
 
     def _summed(self, x: PyTree, state: State, comm: Comm) -> Averaged:
-        codec, likes = _parts.codec_of(self._gather.codec, x), _parts.vector_likes(x)
-        vectors = _parts.vectors(x)
+        codec, vectors = _parts.codec_of(self._gather.codec, x), _parts.vectors(x)
         payloads = codec.compress(vectors, state.own, comm.step).payloads
-        votes = codec.decompress(payloads, likes, comm.step)
+        votes = codec.decompress(payloads, comm.step)
         sums, (bad,) = _quantized_all_reduce.add(
             votes, 1, comm, flags=[~_finite.all_finite(vectors)]
         )
@@ -185,8 +183,8 @@ def _normal(key: jax.Array | None, like: PyTree, scale: float) -> list[jax.Array
     # sums have the same rounding in all programs.
     grid = min(1.0, 2.0 ** (math.floor(math.log2(scale)) - GRID_BITS))
     return [
-        grid * jnp.round(scale / grid * jax.random.normal(jax.random.fold_in(own, i), part.shape))
-        for i, part in enumerate(_parts.vector_likes(like))
+        grid * jnp.round(scale / grid * jax.random.normal(jax.random.fold_in(own, i), (size,)))
+        for i, size in enumerate(_parts.sizes(like))
     ]
 
 
@@ -312,8 +310,8 @@ def sensitivity(votes: TopVotes, like: PyTree, *, bucketing: Bucketing = Bucketi
       Wang et al., CCS 2021, arXiv:2103.11109.
     """
     buckets = _bucketing.bucket_likes(like, bucketing.for_exchange(votes))
-    parts = [part for bucket in buckets for part in _parts.vector_likes(bucket)]
-    return math.sqrt(4 * sum(_top_k.kept(votes.fraction, votes.k, p.shape[0]) for p in parts))
+    sizes = (size for bucket in buckets for size in _parts.sizes(bucket))
+    return math.sqrt(4 * sum(_top_k.kept(votes.fraction, votes.k, size) for size in sizes))
 
 
 def epsilon(

@@ -23,12 +23,6 @@ class AllGather(Exchange):
     transform, its inverse runs once, after the sum: w payloads need one inverse FFT. Payloads are
     added in the order of the workers, so that all replicas get the same bits.
 
-    With 4 workers that send the buffers b_0 ... b_3, each of words uint32[s], every worker
-    receives uint32[4, s] = [b_0, b_1, b_2, b_3].
-
-    If any value of any worker is not finite, the mean is NaN throughout, on all workers. The
-    headers of the buffers carry this flag, without a further collective.
-
     Args:
       codec: a codec, usually a chain such as `chain(Fft(), TopK(fraction=0.1), LogQuantizer(8))`;
         or a rule, a function from the name and the shape of a part to its codec.
@@ -38,18 +32,14 @@ class AllGather(Exchange):
         of workers cannot make the result longer than the others would. It decodes every payload
         twice.
 
-    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
-
     Wire: 4 bytes + main and side of every part, `fg.wire_bytes(exchange, x)`. A ring sends it
       w - 1 times, so the traffic grows with w.
 
-    Claims: unbiased if the codec is and nothing is clipped; all workers get the same bits.
+    Claims: unbiased if the codec is and nothing is clipped; all workers get the same bits. If any
+      value is not finite the mean is NaN throughout.
 
     Differs from the paper: the median of an even number of norms is the midpoint of the middle two;
       the authors' code takes the lower one.
-
-    Raises:
-      ValueError: while tracing, if the codec does not fit the shape.
 
     Example:
       >>> exchange = fg.AllGather(fg.TopK(k=1))
@@ -74,21 +64,20 @@ class AllGather(Exchange):
         return _parts.scope_of(self.codec)
 
     def init(self, like: PyTree) -> State:
-        codec = _parts.codec_of(self.codec, like)
-        return State(own=codec.init(_parts.vector_likes(like)))
+        return State(own=_parts.codec_of(self.codec, like).init())
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         codec, step = _parts.codec_of(self.codec, x), comm.step
-        vectors, likes = _parts.vectors(x), _parts.vector_likes(x)
+        vectors = _parts.vectors(x)
         out = codec.compress(vectors, state.own, step)
-        error = codec.error(vectors, out, likes, step)
+        error = codec.error(vectors, out, step)
         got, stats = comm.gather(out.payloads, of=vectors, overflow=out.overflow)
         if self.clip_to_median:
             shares = jnp.full((comm.workers,), 1 / comm.workers, jnp.float32)
-            every = clipped_mean(lambda p: codec.decompress(p, likes, step), got, shares)
+            every = clipped_mean(lambda p: codec.decompress(p, step), got, shares)
             mean = tuple(stats.poison + vector for vector in every)
         else:
-            mean = codec.mean(got, likes, stats.poison, step)
+            mean = codec.mean(got, stats.poison, step)
         return Averaged(
             mean=_parts.rebuild(mean, x),
             error=_parts.rebuild(error, x),
@@ -97,16 +86,11 @@ class AllGather(Exchange):
         )
 
     def wire_bytes(self, like: PyTree) -> int:
-        codec = _parts.codec_of(self.codec, like)
-        return _wire.nbytes(codec.payload_spec(_parts.vector_likes(like)))
+        return _wire.nbytes(_parts.codec_of(self.codec, like).payload_spec)
 
 
 def clipped_mean(decode: Callable[[Any], Vectors], sent: Any, shares: jax.Array) -> Vectors:
     """Average the vectors of workers, after clipping longer vectors to the median length.
-
-    With v_i the vector of worker i for a part and s_i its share of the mean,
-
-        Σ s_i v_i · min(1, median_j ||v_j|| / ||v_i||).
 
     The median is over the workers with a positive share and a non-zero vector. `decode` turns a
     payload into its vectors, `sent` are the payloads of all workers, stacked.

@@ -22,8 +22,6 @@ class AllReduce(Exchange):
       codec: a summable codec, or a rule from a part's name and shape to one. `Identity()` is the
         dense baseline: `jax.lax.pmean` in float32, for leaves of any dtype.
 
-    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
-
     Wire: the payloads: 4n bytes when dense, and 4 for a codec that counts overflow. A ring sends
       them 2 (w - 1) / w times. There is no header, because a sum propagates NaN.
 
@@ -52,26 +50,21 @@ class AllReduce(Exchange):
         return None if self.codec == Identity() else _parts.scope_of(self.codec)
 
     def init(self, like: PyTree) -> State:
-        return State(own=self._codec(like).init(_parts.vector_likes(like)))
+        return State(own=self._codec(like).init())
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
-        codec, likes = self._codec(x), _parts.vector_likes(x)
+        codec = self._codec(x)
         out = codec.compress(_parts.vectors(x), state.own, comm.step)
         leaves, structure = jax.tree.flatten(out.payloads)
-        counts = codec.counts_overflow(likes)
-        means, stats = comm.mean(leaves, overflow=out.overflow if counts else None)
+        overflow = out.overflow if codec.counts_overflow else None
+        means, stats = comm.mean(leaves, overflow=overflow)
 
         def decompress(leaves: list[jax.Array]) -> PyTree:
             payloads: Payloads = jax.tree.unflatten(structure, leaves)
-            return _parts.rebuild(codec.decompress(payloads, likes, comm.step), x)
+            return _parts.rebuild(codec.decompress(payloads, comm.step), x)
 
         error = jax.tree.map(jnp.subtract, x, decompress(leaves))
         return Averaged(decompress(means), error, State(own=out.state), stats)
-
-    def wire_bytes(self, like: PyTree) -> int:
-        codec, likes = self._codec(like), _parts.vector_likes(like)
-        leaves = jax.tree.leaves(codec.payload_spec(likes))
-        return sum(a.size * a.dtype.itemsize for a in leaves) + 4 * codec.counts_overflow(likes)
 
     def _codec(self, like: PyTree) -> Parts:
         codec = _parts.codec_of(self.codec, like)

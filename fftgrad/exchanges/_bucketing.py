@@ -56,9 +56,6 @@ class Bucketing:
         and leaves of more than 2^30 values, are cut into vectors. None: a bucket per 2^30
         parameters.
 
-    Raises:
-      TypeError: while tracing, if the function returns no name.
-
     Example:
       >>> params = {"w": jnp.ones((100, 100)), "b": jnp.ones(100)}
       >>> fg.wire_bytes(fg.AllGather(fg.Sign()), params, fg.Bucketing("leaf"))
@@ -98,7 +95,6 @@ def check_leaf(owner: str, name: str, leaf: Any) -> None:
 
 
 def check_tree(owner: str, name: str, tree: PyTree) -> None:
-    """Apply `check_leaf` to all leaves of a tree."""
     for path, leaf in jax.tree.leaves_with_path(tree):
         check_leaf(owner, f"{name}{jax.tree_util.keystr(path)}", leaf)
 
@@ -109,7 +105,6 @@ def like(tree: PyTree) -> PyTree:
 
 
 def bucket_likes(tree: PyTree, bucketing: Bucketing) -> list[Bucket]:
-    """Return the shapes of the buckets of a tree."""
     return jax.eval_shape(lambda tree: to_buckets(tree, bucketing)[0], like(tree))
 
 

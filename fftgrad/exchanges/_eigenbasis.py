@@ -19,8 +19,6 @@ FLOOR = 1e-3
 
 
 class Side(NamedTuple):
-    """Statistics of earlier means along the rows, or the columns, of a matrix."""
-
     covariance: jax.Array  # moving average of M Mᵀ, or Mᵀ M, float32[d, d]
     basis: jax.Array  # its eigenvectors, in columns, float32[d, d]
     scale: jax.Array  # divisors of the coordinates, float32[d]
@@ -31,8 +29,6 @@ Sides: TypeAlias = tuple[Side | tuple[()], Side | tuple[()]]
 
 
 class EigenbasisState(NamedTuple):
-    """State of `Eigenbasis`, equal on all workers."""
-
     sides: tuple[Sides, ...]  # of each leaf
     steps: jax.Array  # number of means so far, int32[]
     inner: PyTree  # shared state of the inner exchange
@@ -64,8 +60,6 @@ class Eigenbasis(Exchange):
       whiten: 0 does not scale; 0.5 divides the singular values by their usual sizes.
       largest: sides of more than this length are not rotated. A side of length d stores 2 d² + d
         values per worker, and a new basis takes a few products of d × d matrices.
-
-    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: that of the exchange, for one vector.
 
@@ -140,8 +134,6 @@ class Eigenbasis(Exchange):
         )
 
     def _learned(self, means: list[jax.Array], sides: PyTree, steps: jax.Array) -> PyTree:
-        """Return the sides after a step."""
-
         def learn(row: tuple[jax.Array, Sides]) -> PyTree:
             mean, own = row
             both = zip(own, (mean, mean.T), strict=True)
@@ -193,7 +185,6 @@ def _vector(like: PyTree) -> Like:
 
 
 def _turn(row: tuple[jax.Array, Sides]) -> jax.Array:
-    """Rotate a matrix into the coordinates of its sides."""
     matrix, (left, right) = row
     if left:
         matrix = times(left.basis.T, matrix) / left.scale[:, None]
@@ -203,7 +194,6 @@ def _turn(row: tuple[jax.Array, Sides]) -> jax.Array:
 
 
 def _turn_back(row: tuple[Any, ...]) -> tuple[jax.Array, ...]:
-    """Rotate two matrices back from the coordinates of their sides."""
     *matrices, (left, right) = row
     if left:
         matrices = [times(left.basis, matrix * left.scale[:, None]) for matrix in matrices]

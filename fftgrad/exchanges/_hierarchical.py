@@ -1,27 +1,18 @@
 """An exact mean over fast links, and a compressed mean over slow links."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import (
-    Averaged,
-    AxisName,
-    Comm,
-    Exchange,
-    Memory,
-    PyTree,
-    Scope,
-    State,
-    Stats,
-)
+from fftgrad._contracts import Averaged, AxisName, Comm, Exchange, Memory, PyTree, Scope, State
 from fftgrad._values import check, check_count, check_kind, value
-from fftgrad.exchanges import _shards
+from fftgrad.exchanges import _parts, _shards
 from fftgrad.exchanges._recipe import check_exchange
 from fftgrad.exchanges._shards import Shards
 from fftgrad.memories import ErrorFeedback
-from fftgrad.ops import _count, _finite, _shapes, _wire
+from fftgrad.ops import _finite, _shapes
 
 
 @value
@@ -45,10 +36,8 @@ class Hierarchical(Exchange):
         gets their shapes, and `PowerSgd` would send them dense.
       memory: memory of the group for the error of the slow exchange.
 
-    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
-
-    Wire: over the slow links that of `slow` for n/f values; over the fast ones 4 (n + f + n/f)
-      bytes, and 4 for the overflow of `slow`.
+    Wire: over the slow links that of `slow` for n/f values; over the fast ones 4 (n + f + n/f + 1)
+      bytes, with a header for each piece.
 
     Claims: all workers get the same bits. If any value is not finite the mean is NaN throughout.
       `error` is None, because the group keeps it.
@@ -89,27 +78,23 @@ class Hierarchical(Exchange):
         rule, remedy = "have no shared arrays in its state", "use LeaderTopK(codec) or TwoStage."
         check(not arrays, "Hierarchical(slow)", rule, self.slow, remedy)
         # The group owns the slow exchange's state of a piece, as it owns the memory.
-        memory, learned = self.memory.init(pieces), (slow.own, slow.shards)
-        sizes = jnp.asarray([part.size for part in jax.tree.leaves(like)], jnp.int32)
-        return State(slow.shared, shards=Shards(memory, sizes, jnp.int32(self.workers), learned))
+        memory, number = self.memory.init(pieces), jnp.int32(self.workers)
+        sizes = jnp.asarray(_parts.sizes(like), jnp.int32)
+        return State(slow.shared, Shards(memory, sizes, number, slow.own))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         slow, fast = comm.along(self._slow_axes(comm)), comm.along(self.fast_axis)
-        group: Shards = state.shards
-        own, shards = group.reset_rows
+        group: Shards = state.own
         y, added = self.memory.add(self._scatter(x, fast), group.cut_rows)
-        out = self.slow.mean(y, State(state.shared, own, shards), slow)
+        out = self.slow.mean(y, State(state.shared, group.reset_rows), slow)
         memory = self.memory.update(y, out.error_or_zeros(y), out.mean, added)
-        whole, stats = self._gather(out, x, fast)
+        rows, stats = fast.gather(out.mean, of=out.mean, received=out.stats)
+        whole = _shards.from_shards(jax.tree.leaves(rows), x)
         return Averaged(
-            # Check all pieces, because each worker has checked only its own.
-            mean=_finite.nan_unless(_finite.all_finite(whole), whole),
+            mean=_finite.nan_unless(jnp.asarray(stats.finite), whole),
             error=None,
             state=State(
-                out.state.shared,
-                shards=group._replace(
-                    cut_rows=memory, reset_rows=(out.state.own, out.state.shards)
-                ),
+                out.state.shared, group._replace(cut_rows=memory, reset_rows=out.state.own)
             ),
             stats=stats,
         )
@@ -139,32 +124,10 @@ class Hierarchical(Exchange):
 
     def _scatter(self, x: PyTree, fast: Comm) -> PyTree:
         """Average this worker's piece of each part over the group."""
-        rows = _shards.to_shards(x, self.workers)
-        # An extra value per row carries a NaN of any piece to all pieces.
-        flag = _finite.poison_unless(_finite.all_finite(x))
-        rows.append(jnp.broadcast_to(flag, (self.workers, 1)))
-        sizes = [row.shape[1] for row in rows]
-        words = fast.all_to_all(_to_words(jnp.concatenate(rows, axis=1)))
-        # Divide first, so that no sum of finite values overflows.
-        received = lax.bitcast_convert_type(words, jnp.float32) * (1.0 / self.workers)
-        total = received[0]
-        for row in received[1:]:  # in worker order, which a sum over an axis does not ensure
-            total = total + row
-        *pieces, flag = _shapes.cut(total, sizes)
-        return jax.tree.unflatten(jax.tree.structure(x), [piece + flag for piece in pieces])
-
-    def _gather(self, out: Averaged, like: PyTree, fast: Comm) -> tuple[PyTree, Stats]:
-        """Gather all pieces of each part, and the stats of all workers."""
-        word = jnp.asarray(out.stats.overflow).astype(jnp.uint32)
-        words = [*map(_to_words, jax.tree.leaves(out.mean)), word[None]]
-        rows = fast.all_gather(jnp.concatenate(words))
-        sizes = [part.size for part in words]
-        *values, counts = jax.vmap(lambda row: _shapes.cut(row, sizes))(rows)
-        values = [lax.bitcast_convert_type(words, jnp.float32) for words in values]
-        return _shards.from_shards(values, like), Stats(
-            overflow=_count.total(counts.astype(jnp.int32))
-        )
-
-
-def _to_words(x: jax.Array) -> jax.Array:
-    return _wire.without_gradient(lax.bitcast_convert_type(x, jnp.uint32), x)
+        shards = _shards.to_shards(x, self.workers)
+        rows = jnp.concatenate(shards, axis=1)
+        received, _ = fast.scatter(rows, of=rows)
+        # Divide first, so that no sum of finite values overflows. Add in worker order.
+        total = functools.reduce(jnp.add, received * (1.0 / self.workers))
+        pieces = _shapes.cut(total, [shard.shape[1] for shard in shards])
+        return jax.tree.unflatten(jax.tree.structure(x), pieces)

@@ -1,7 +1,5 @@
 """A sum of coefficients that one worker chooses for all."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
@@ -19,17 +17,8 @@ from fftgrad._contracts import (
 from fftgrad._values import check, check_count, value
 from fftgrad.codecs._chain import chain, split_linear, stages
 from fftgrad.exchanges import _parts
-from fftgrad.exchanges._parts import Codecs, Likes, Parts, Vectors
+from fftgrad.exchanges._parts import Codecs, Parts, Vectors
 from fftgrad.ops import _count, _finite
-from fftgrad.ops._shapes import spec
-
-
-class OwnSelection(NamedTuple):
-    """State of `LeaderTopK` on each worker."""
-
-    transforms: PyTree
-    selectors: PyTree
-
 
 IN_TURN = "leave it out to let all lead in turn."
 
@@ -48,8 +37,6 @@ class LeaderTopK(Exchange):
         the part is summed dense. Or a rule from a part's name and shape to such a codec.
       leader: number of the worker that always leads; None lets worker t mod w lead at step t.
 
-    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
-
     Wire: the positions of one worker in one all-reduce; in a second one 4 bytes a value (8 if
       complex), 4 for the finite flag, and 4 if the codec counts overflow.
 
@@ -59,8 +46,8 @@ class LeaderTopK(Exchange):
       leader's words and zeros, because XLA has no broadcast from a worker chosen at run time.
 
     Raises:
-      ValueError: if the leader is negative, or the codec has other stages than linear transforms
-        and one selector; while tracing, if a rule returns such a codec, or the leader is no worker.
+      ValueError: if the codec, or that of a rule while tracing, has other stages than linear
+        transforms and one selector; while tracing, if the leader is no worker.
 
     Example:
       >>> exchange = fg.LeaderTopK(fg.TopK(k=1))
@@ -90,23 +77,21 @@ class LeaderTopK(Exchange):
         return _parts.scope_of(self.codec)
 
     def init(self, like: PyTree) -> State:
-        likes = _parts.vector_likes(like)
-        linear, selectors = self._split(like, likes)
-        coefficients = linear.mains(likes)
-        return State(own=OwnSelection(linear.init(likes), selectors.init(coefficients)))
+        linear, selectors = self._split(like)
+        return State(own=(linear.init(), selectors.init()))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
-        likes, step = _parts.vector_likes(x), comm.step
-        linear, selectors = self._split(x, likes)
-        vectors = _parts.vectors(x)
+        step, vectors = comm.step, _parts.vectors(x)
+        linear, selectors = self._split(x)
+        before, chosen = state.own
         if self.leader is not None:
             check_count("LeaderTopK(leader)", self.leader, IN_TURN, 0, comm.workers - 1)
         in_turn = self.leader is None
         leads = comm.index == (comm.step.number % comm.workers if in_turn else self.leader)
-        spectra = linear.compress(vectors, state.own.transforms, step)
+        spectra = linear.compress(vectors, before, step)
         z = tuple(p.main for p in spectra.payloads)
 
-        selected = selectors.compress(z, state.own.selectors, step)
+        selected = selectors.compress(z, chosen, step)
         sides = comm.broadcast([payload.side for payload in selected.payloads], leads)
         values = [
             _parts.values_at(selector, part, side, step) if isinstance(selector, Selector) else part
@@ -117,37 +102,32 @@ class LeaderTopK(Exchange):
         flag = _finite.poison_unless(_finite.all_finite(vectors))[None]
         (flag, *means), stats = comm.mean(
             [flag, *values],
-            overflow=overflow if self._counts(linear, selectors, likes) else None,
+            overflow=overflow if linear.counts_overflow or selectors.counts_overflow else None,
         )
 
         def back(values: list[jax.Array]) -> Vectors:
             payloads = tuple(Payload(v, side) for v, side in zip(values, sides, strict=True))
-            coefficients = selectors.decompress(payloads, spec(z), step)
-            return linear.undo_linear(coefficients, likes, step)
+            return linear.undo_linear(selectors.decompress(payloads, step), step)
 
         return Averaged(
             mean=_parts.rebuild([mean + flag for mean in back(means)], x),
             error=jax.tree.map(jnp.subtract, x, _parts.rebuild(back(values), x)),
-            state=State(own=OwnSelection(spectra.state, selected.state)),
+            state=State(own=(spectra.state, selected.state)),
             stats=stats,
         )
 
     def wire_bytes(self, like: PyTree) -> int:
-        likes = _parts.vector_likes(like)
-        linear, selectors = self._split(like, likes)
-        payloads = selectors.payload_spec(linear.mains(likes))
-        sent = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(payloads))
-        return 4 + 4 * self._counts(linear, selectors, likes) + sent
+        linear, selectors = self._split(like)
+        leaves = jax.tree.leaves(selectors.payload_spec)
+        sent = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+        return 4 + 4 * (linear.counts_overflow or selectors.counts_overflow) + sent
 
-    def _split(self, like: PyTree, likes: Likes) -> tuple[Parts, Parts]:
+    def _split(self, like: PyTree) -> tuple[Parts, Parts]:
         """Split each part's codec into linear transforms and a selector, `Identity` for none."""
-        linear, rest = _parts.codec_of(self.codec, like).split(split_linear, likes)
+        linear, rest = _parts.codec_of(self.codec, like).split(split_linear)
         for codec in rest.codecs:
             _check_selector(codec)
         return linear, rest
-
-    def _counts(self, linear: Parts, selectors: Parts, likes: Likes) -> bool:
-        return linear.counts_overflow(likes) or selectors.counts_overflow(linear.mains(likes))
 
 
 def _check_selector(codec: Codec) -> None:

@@ -26,20 +26,7 @@ def matrix_shape(like: Like, rank: int) -> tuple[int, int] | None:
     return (rows, columns) if worthwhile and rank <= min(rows, columns) else None
 
 
-def matrix_shapes(like: PyTree, rank: int) -> list[tuple[int, int]]:
-    """Return the shapes of the matrices."""
-    found = (matrix_shape(leaf, rank) for leaf in jax.tree.leaves(like))
-    return [shape for shape in found if shape is not None]
-
-
-def dense_size(like: PyTree, rank: int) -> int:
-    """Return the number of values that stay dense."""
-    leaves = jax.tree.leaves(like)
-    return sum(math.prod(leaf.shape) for leaf in leaves if matrix_shape(leaf, rank) is None)
-
-
 def split(leaves: Sequence[jax.Array], rank: int) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Split leaves into matrices and dense leaves."""
     pairs = [(leaf, matrix_shape(leaf, rank)) for leaf in leaves]
     return (
         [leaf.reshape(shape) for leaf, shape in pairs if shape is not None],
@@ -68,7 +55,6 @@ def random_factors(like: PyTree, rank: int, axis: int) -> list[jax.Array]:
 
 
 def orthonormal(factor: jax.Array) -> jax.Array:
-    """Return an orthonormal basis of the columns of a factor."""
     return jnp.linalg.qr(factor)[0]
 
 
@@ -86,11 +72,7 @@ def iterate(
     dense: Sequence[jax.Array],
     comm: Comm,
 ) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
-    """Do a step of the power iteration on the mean of the matrices M of all workers, in two sums.
-
-    Returns P = orthonormal(mean M Q) for the factors Q, then mean Mᵀ P, then the means of the dense
-    leaves, which travel with the first sum.
-    """
+    """Return P = orthonormal(mean M Q) for the factors Q, then mean Mᵀ P, and the dense means."""
     averaged, _ = comm.mean([*map(times, matrices, factors), *dense])
     lefts = list(map(orthonormal, averaged[: len(matrices)]))
     rights, _ = comm.mean([times(m.T, left) for m, left in zip(matrices, lefts, strict=True)])
@@ -98,14 +80,7 @@ def iterate(
 
 
 def product(left: jax.Array, right: jax.Array) -> jax.Array:
-    """Return the matrix of two factors."""
     return times(left, right.T)
-
-
-class PowerSgdState(NamedTuple):
-    """State of `PowerSgd`: the right factor of each matrix, equal on all workers."""
-
-    factors: list[jax.Array]
 
 
 @value
@@ -123,8 +98,6 @@ class PowerSgd(Exchange):
 
     Args:
       rank: number of columns of P and Q.
-
-    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: 4 (n + m) · rank bytes a matrix, 4n for dense leaves, for any number of workers.
 
@@ -156,10 +129,10 @@ class PowerSgd(Exchange):
         return "leaf"
 
     def init(self, like: PyTree) -> State:
-        return State(shared=PowerSgdState(random_factors(like, self.rank, axis=1)))
+        return State(shared=random_factors(like, self.rank, axis=1))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
-        leaves, factors = jax.tree.leaves(x), state.shared.factors
+        leaves, factors = jax.tree.leaves(x), state.shared
         matrices, dense = split(leaves, self.rank)
         lefts, rights, exact = iterate(matrices, factors, dense, comm)
         low_rank = list(map(product, lefts, rights))
@@ -167,12 +140,8 @@ class PowerSgd(Exchange):
             _parts.rebuild(join(leaves, low_rank, others, self.rank), x)
             for others in (exact, dense)
         )
-        kept = PowerSgdState(list(map(kept_columns, rights, factors)))
+        kept = list(map(kept_columns, rights, factors))
         return Averaged(means, jax.tree.map(jnp.subtract, x, sent), State(shared=kept))
-
-    def wire_bytes(self, like: PyTree) -> int:
-        factors = self.rank * sum(map(sum, matrix_shapes(like, self.rank)))
-        return 4 * (factors + dense_size(like, self.rank))
 
 
 _T = TypeVar("_T")
@@ -210,8 +179,6 @@ class AcpSgd(Exchange):
     Args:
       rank: number of columns of P and Q.
 
-    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
-
     Wire: 4 · rank · max(Σ over matrices in odd steps, in even steps) bytes, n or m a matrix, and 4n
       for dense leaves, for any number of workers.
 
@@ -247,14 +214,14 @@ class AcpSgd(Exchange):
 
     def init(self, like: PyTree) -> State:
         lefts, rights = (random_factors(like, self.rank, axis) for axis in (0, 1))
-        flips = _flips(matrix_shapes(like, self.rank))
-        factors = _flipped(flips, lefts, rights)
+        matrices, _ = jax.eval_shape(lambda x: split(jax.tree.leaves(x), self.rank), like)
+        factors = _flipped(_flips(matrices), lefts, rights)
         return State(shared=AcpSgdState(jnp.zeros((), jnp.int32), *factors))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         leaves, before = jax.tree.leaves(x), state.shared
         matrices, dense = split(leaves, self.rank)
-        flips = _flips(matrix_shapes(leaves, self.rank))
+        flips = _flips(matrices)
         turned = [m.T if flip else m for m, flip in zip(matrices, flips, strict=True)]
         room = max(_size(before.first), _size(before.second))
 
@@ -286,21 +253,15 @@ class AcpSgd(Exchange):
         error = jax.tree.map(jnp.subtract, x, whole(own, dense)[0])
         return Averaged(mean, error, State(shared=AcpSgdState(1 - before.turn, *kept)), stats)
 
-    def wire_bytes(self, like: PyTree) -> int:
-        shapes = matrix_shapes(like, self.rank)
-        rows, columns = ([shape[axis] for shape in shapes] for axis in (0, 1))
-        longer = max(map(sum, _flipped(_flips(shapes), rows, columns)))
-        return 4 * (self.rank * longer + dense_size(like, self.rank))
 
-
-def _flips(shapes: Sequence[tuple[int, int]]) -> list[bool]:
+def _flips(matrices: Sequence[Like]) -> list[bool]:
     """Choose matrices that send their right factor first, so that all steps send about as much."""
-    flips = [False] * len(shapes)
+    longer = [matrix.shape[0] - matrix.shape[1] for matrix in matrices]
+    flips = [False] * len(longer)
     ahead = 0  # rows that odd steps send more than even steps
-    for i in sorted(range(len(shapes)), key=lambda i: -abs(shapes[i][0] - shapes[i][1])):
-        more = shapes[i][0] - shapes[i][1]
-        flips[i] = ahead * more > 0
-        ahead += -more if flips[i] else more
+    for i in sorted(range(len(longer)), key=lambda i: -abs(longer[i])):
+        flips[i] = ahead * longer[i] > 0
+        ahead += -longer[i] if flips[i] else longer[i]
     return flips
 
 

@@ -5,6 +5,7 @@ An exchange sees a tuple of vectors and one codec of all of them: `Parts`.
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -68,9 +69,6 @@ class SmallDense:
       max_ndim: most axes of a small leaf: 1 for biases and scales.
       max_size: most values of a small leaf.
 
-    Raises:
-      ValueError: while tracing, if the parts are not those of its own `scope`.
-
     Example:
       >>> rule = fg.SmallDense(fg.TopK(fraction=0.01))
       >>> params = {"bias": jnp.ones(10), "kernel": jnp.ones((100, 10))}
@@ -92,7 +90,6 @@ class SmallDense:
         return _PartOf(self.max_ndim, self.max_size)
 
     def __call__(self, name: str, like: Like) -> Codec:
-        """Return the codec of one of the two parts."""
         rule = f"be {_DENSE!r} or {_OTHERS!r}"
         remedy = "leave the bucketing's scope out."
         check(name in (_DENSE, _OTHERS), "SmallDense(name)", rule, repr(name), remedy)
@@ -111,13 +108,10 @@ class DenseByName:
 
 
 Vectors = tuple[jax.Array, ...]
-Likes = tuple[Like, ...]
 Payloads = tuple[Payload, ...]
 
 
 class CompressedParts(NamedTuple):
-    """Result of `Parts.compress`."""
-
     payloads: Payloads
     overflow: jax.Array | int
     state: tuple[PyTree, ...]
@@ -132,36 +126,42 @@ class Parts:
     the keys of the step, every other part its own.
     """
 
-    codecs: tuple[Codec, ...]
+    pairs: tuple[tuple[Codec, Like], ...]  # the codec of each part, and the shape of its vector
 
-    def init(self, likes: Likes) -> tuple[PyTree, ...]:
-        return tuple(codec.init(like) for codec, like in self._with(likes))
+    @property
+    def codecs(self) -> tuple[Codec, ...]:
+        return tuple(codec for codec, _ in self.pairs)
+
+    def init(self) -> tuple[PyTree, ...]:
+        return tuple(codec.init(like) for codec, like in self.pairs)
 
     def compress(self, vectors: Vectors, state: tuple[PyTree, ...], step: Step) -> CompressedParts:
         outs = self._each(_chain.compress, step, (vectors, state))
         payloads, overflows, states, few = zip(*outs, strict=True) if outs else ((), (), (), ())
         return CompressedParts(payloads, functools.reduce(_count.add, overflows, 0), states, few)
 
-    def decompress(self, payloads: Payloads, likes: Likes, step: Step) -> Vectors:
-        return tuple(self._each(_chain.decompress, step, (payloads,), likes))
+    def decompress(self, payloads: Payloads, step: Step) -> Vectors:
+        return tuple(self._each(_chain.decompress, step, (payloads,), decodes=True))
 
-    def sent(self, out: CompressedParts, likes: Likes, step: Step) -> Vectors:
+    def sent(self, out: CompressedParts, step: Step) -> Vectors:
         """Return what a worker's own payloads decode to."""
         few = [own for own in out.sparse if own is not None]
-        if len(few) < len(likes):
-            return self.decompress(out.payloads, likes, step)
-        pairs = zip(few, likes, strict=True)
-        return tuple(own.put_into(jnp.zeros(x.shape, x.dtype)) for own, x in pairs)
+        if len(few) < len(self.pairs):
+            return self.decompress(out.payloads, step)
+        likes = (like for _, like in self.pairs)
+        return tuple(
+            own.put_into(jnp.zeros(like.shape, like.dtype))
+            for own, like in zip(few, likes, strict=True)
+        )
 
-    def error(self, vectors: Vectors, out: CompressedParts, likes: Likes, step: Step) -> Vectors:
+    def error(self, vectors: Vectors, out: CompressedParts, step: Step) -> Vectors:
         """Subtract what a worker's own payloads decode to from `vectors`."""
         few = [own for own in out.sparse if own is not None]
-        if len(few) == len(vectors):
+        if len(few) == len(self.pairs):
             return tuple(own.add_to(x, -1.0) for x, own in zip(vectors, few, strict=True))
         # XLA may fuse a dense decode with the subtraction and round differently. So decode alone.
-        pairs = dict.fromkeys(self._with(tuple(map(spec, vectors))))
-        if any(_sum.slots(codec, like) is None for codec, like in pairs):
-            sent = self.decompress(out.payloads, likes, step)
+        if any(_sum.slots(*pair) is None for pair in dict.fromkeys(self.pairs)):
+            sent = self.decompress(out.payloads, step)
             return tuple(x - own for x, own in zip(vectors, sent, strict=True))
 
         def one(codec: Codec, vector: jax.Array, payload: Payload, own: Step) -> jax.Array:
@@ -172,7 +172,6 @@ class Parts:
     def mean(
         self,
         payloads: Payloads,
-        likes: Likes,
         start: jax.Array,
         step: Step,
         shares: jax.Array | None = None,
@@ -186,27 +185,29 @@ class Parts:
         """
         leaves = jax.tree.leaves(payloads)
         scale = 1.0 / (leaves[0].shape[0] if leaves else 1) if shares is None else shares
-        linear, rest = self.split(_chain.split_for_sum, likes)
-        coefficients = linear.mains(likes)
-        starts = tuple(jnp.broadcast_to(start.astype(c.dtype), c.shape) for c in coefficients)
+        linear, rest = self.split(_chain.split_for_sum)
+        starts = tuple(jnp.broadcast_to(start.astype(c.dtype), c.shape) for _, c in rest.pairs)
         # The summable prefix has no side parts, so the leaves are the same.
-        inner = jax.tree.unflatten(jax.tree.structure(rest.payload_spec(coefficients)), leaves)
+        inner = jax.tree.unflatten(jax.tree.structure(rest.payload_spec), leaves)
 
         def one(codec: Codec, total: jax.Array, stacked: Payload, own: Step) -> jax.Array:
             return _sum.add_each(codec, total, stacked, scale, own, shards=shards)
 
-        return linear.undo_linear(tuple(rest._each(one, step, (starts, inner))), likes, step)
+        return linear.undo_linear(tuple(rest._each(one, step, (starts, inner))), step)
 
-    def undo_linear(self, totals: Vectors, likes: Likes, step: Step) -> Vectors:
+    def undo_linear(self, totals: Vectors, step: Step) -> Vectors:
         """Decode sums of the main parts of linear codecs."""
-        return tuple(self._each(_chain.undo_linear, step, (totals,), likes))
+        return tuple(self._each(_chain.undo_linear, step, (totals,), decodes=True))
 
-    def split(
-        self, how: Callable[[Codec, Like], tuple[Codec, Codec]], likes: Likes
-    ) -> tuple["Parts", "Parts"]:
-        """Split each codec in two."""
-        pairs = [how(*pair) for pair in self._with(likes)]
-        return Parts(tuple(first for first, _ in pairs)), Parts(tuple(last for _, last in pairs))
+    def split(self, how: Callable[[Codec, Like], tuple[Codec, Codec]]) -> tuple["Parts", "Parts"]:
+        """Split each codec in two, of which the second encodes the main part of the first."""
+        firsts: list[tuple[Codec, Like]] = []
+        rests: list[tuple[Codec, Like]] = []
+        for codec, like in self.pairs:
+            first, rest = how(codec, like)
+            firsts.append((first, like))
+            rests.append((rest, _chain.payload_spec(first, like).main))
+        return Parts(tuple(firsts)), Parts(tuple(rests))
 
     def side_by_side(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Return `jax.vmap(run)` of a function that calls this codec."""
@@ -214,39 +215,38 @@ class Parts:
         return _platform.first(mapped) if any(map(_chain.selects, self.codecs)) else mapped
 
     def shard(self, parts: int) -> "Parts":
-        return Parts(tuple(codec.shard(parts) for codec in self.codecs))
+        return Parts(tuple((codec.shard(parts), like) for codec, like in self.pairs))
 
-    def payload_spec(self, likes: Likes) -> Payloads:
-        return tuple(_chain.payload_spec(codec, like) for codec, like in self._with(likes))
+    @property
+    def payload_spec(self) -> Payloads:
+        return tuple(itertools.starmap(_chain.payload_spec, self.pairs))
 
-    def mains(self, likes: Likes) -> Likes:
-        """Return the shapes of the main parts of the payloads."""
-        return tuple(payload.main for payload in self.payload_spec(likes))
-
-    def counts_overflow(self, likes: Likes) -> bool:
-        return any(_chain.counts_overflow(codec, like) for codec, like in self._with(likes))
+    @property
+    def counts_overflow(self) -> bool:
+        return any(itertools.starmap(_chain.counts_overflow, self.pairs))
 
     def _each(
         self,
         verb: Callable[..., Any],
         step: Step,
         arrays: tuple[Sequence[PyTree], ...],
-        *statics: Likes,
+        decodes: bool = False,
     ) -> list[Any]:
-        """Call `verb(codec, *array, *static, step)` for each part, with the step of the part."""
+        """Call `verb(codec, *array, step)` for each part, with the step of the part.
+
+        A verb that decodes gets the like before the step.
+        """
 
         def one(codec: Codec, *own: Any) -> Any:
             *static, (number, *row) = own
             return verb(codec, *row, *static, own_step(step, number))
 
-        numbers = np.arange(len(self.codecs), dtype=np.int32)
+        numbers = np.arange(len(self.pairs), dtype=np.int32)
         rows = list(zip(numbers, *arrays, strict=True))
         # Parts encoded alone may be decoded together, so both must draw the same numbers.
         together = _random.is_same_under_vmap(step.shared)
-        return each(one, rows, self._with(*statics), together=together)
-
-    def _with(self, *others: Sequence[Any]) -> list[tuple[Any, ...]]:
-        return list(zip(self.codecs, *others, strict=True))
+        statics = [pair if decodes else pair[:1] for pair in self.pairs]
+        return each(one, rows, statics, together=together)
 
 
 def own_step(step: Step, number: jax.Array | np.generic) -> Step:
@@ -257,13 +257,14 @@ def own_step(step: Step, number: jax.Array | np.generic) -> Step:
 
 
 def codec_of(codec: Codecs, x: PyTree) -> Parts:
-    """Return the codec of the parts of `x`."""
-    if isinstance(codec, Codec):
-        return Parts(tuple(codec for _ in parts_of(x)))
-    own = [(part.name, codec(part.name, part.value)) for part in parts_of(x)]
-    for name, found in own:
-        check_kind(f"rule({name!r})", found, Codec, "return a codec for each part, as Identity().")
-    return Parts(tuple(found for _, found in own))
+    pairs: list[tuple[Codec, Like]] = []
+    for part in parts_of(x):
+        own, argument = codec, f"rule({part.name!r})"
+        if not isinstance(own, Codec):
+            own = own(part.name, part.value)
+            check_kind(argument, own, Codec, "return a codec for each part, as Identity().")
+        pairs.append((own, spec(jax.eval_shape(jnp.ravel, part.value))))
+    return Parts(tuple(pairs))
 
 
 def parts_of(x: PyTree) -> list[Part]:
@@ -273,7 +274,6 @@ def parts_of(x: PyTree) -> list[Part]:
 
 
 def scope_of(codec: Codecs) -> Scope:
-    """Return the scope that a codec or a rule needs."""
     if isinstance(codec, Codec):
         return "model"
     return getattr(codec, "scope", "leaf")
@@ -294,17 +294,14 @@ def values_at(selector: Selector, x: jax.Array, side: PyTree, step: Step) -> jax
 
 
 def vectors(x: PyTree) -> Vectors:
-    """Flatten each part."""
     return tuple(jnp.ravel(part) for part in jax.tree.leaves(x))
 
 
-def vector_likes(like: PyTree) -> Likes:
-    """Return the shape and dtype of each flat part."""
-    return tuple(spec(jax.eval_shape(jnp.ravel, part)) for part in jax.tree.leaves(like))
+def sizes(like: PyTree) -> list[int]:
+    return [math.prod(part.shape) for part in jax.tree.leaves(like)]
 
 
 def rebuild(flat: Sequence[jax.Array], like: PyTree) -> PyTree:
-    """Reshape flat parts to the shapes of `like`."""
     leaves, structure = jax.tree.flatten(like)
     shaped = [a.reshape(leaf.shape) for a, leaf in zip(flat, leaves, strict=True)]
     return jax.tree.unflatten(structure, shaped)
@@ -317,7 +314,7 @@ SMALL = 1 << 15
 def each(
     verb: Callable[..., Any],
     rows: Sequence[PyTree],
-    statics: Sequence[tuple[Hashable, ...]] | None = None,
+    statics: Sequence[tuple[Any, ...]] | None = None,
     *,
     together: bool = True,
 ) -> list[Any]:

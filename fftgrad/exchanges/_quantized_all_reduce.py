@@ -26,11 +26,9 @@ class QuantizedAllReduce(Exchange):
     feedback accumulates it without bound. So use no memory, or L >= 7.
 
     Args:
-      workers: w, the number of workers, which sets the base.
+      workers: w, the number of workers along the axis, which sets the base.
       levels: L; 1 is TernGrad.
       clip: largest magnitude, in root mean squares of the worker's part; None does not clip.
-
-    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: 4 ceil(n/d) bytes with d = floor(32 / log2(2Lw + 1)) digits a word, and 4 a part for the
       scale, in two all-reduces. For L = 1: 3.2 bits a value with 4 workers, 4.6 with 8, 5.3 with
@@ -41,9 +39,6 @@ class QuantizedAllReduce(Exchange):
 
     Differs from the paper: the authors' code sets the scale to clip · σ even if all values are
       smaller. The paper does not say how the sum travels.
-
-    Raises:
-      ValueError: while tracing, if the axis has not `workers` workers.
 
     Example:
       >>> exchange = fg.QuantizedAllReduce(workers=2, clip=None)
@@ -95,13 +90,11 @@ class QuantizedAllReduce(Exchange):
         return Averaged(_parts.rebuild(means, x), error)
 
     def wire_bytes(self, like: PyTree) -> int:
-        parts = _parts.vector_likes(like)
-        sizes = [part.shape[0] for part in parts]
-        return 4 * (len(parts) + words(sizes, self.levels, self.workers))
+        sizes = _parts.sizes(like)
+        return 4 * (len(sizes) + words(sizes, self.levels, self.workers))
 
 
 def words(sizes: Sequence[int], levels: int, workers: int) -> int:
-    """Return the number of words of vectors of these sizes."""
     return sum(_codes.words_for_digits(size, 2 * levels * workers + 1) for size in sizes)
 
 
@@ -110,8 +103,8 @@ def add(
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """Sum vectors of integers over the workers, and count the workers that set each flag.
 
-    The vectors are float32[n], with integers in -levels ... levels, and so are the sums, in
-    -levels · workers ... levels · workers. Each flag, bool[], takes a word; its count is uint32[].
+    The vectors are integers in float32[n], in -levels ... levels. Each flag, bool[], takes a word;
+    its count is uint32[].
     """
     workers = comm.workers
     many = 2 * levels * workers + 1  # possible sums

@@ -12,7 +12,8 @@ from fftgrad.memories import NoMemory
 class Recipe:
     """Value: the parts of a published method; `fg.methods` has a function for each method.
 
-    `compressed_pmean` turns a recipe into a transformation, and `diloco` exchanges with it.
+    `compressed_pmean` turns a recipe into a transformation, and `diloco` exchanges with it. Both
+    take a memory in place of that of the recipe.
     `fg.wire_bytes` and `fg.link_bytes` return its bytes without compiling anything.
 
     Args:
@@ -58,7 +59,6 @@ WRAP = "wrap a codec as TwoStage(codec, workers), or as AllGather(codec)."
 
 
 def check_parts(owner: str, exchange: object, memory: object, bucketing: object) -> None:
-    """Require the three types of a recipe's parts."""
     swapped = f"the exchange comes first: {owner}(exchange, {exchange!r}, ...)."
     remedy = swapped if isinstance(exchange, Memory) else WRAP
     check_exchange(f"{owner}(exchange)", exchange, remedy)

@@ -61,7 +61,6 @@ _Size = TypeVar("_Size", int, float)
 
 
 def common(asked: str, owner: Exchange, sizes: Sequence[_Size]) -> _Size:
-    """Return the bytes of all exchanges of `owner`, which must be equal."""
     found, remedy = sorted(set(sizes)), "ask for those of exchange.at(step)."
     argument = f"{asked}({type(owner).__name__})"
     check(len(found) == 1, argument, "be equal in all steps", found, remedy)
@@ -79,14 +78,7 @@ class Scheduled(Several):
     Args:
       schedule: {first step: exchange}; steps count from 0 and one of them is 0.
 
-    Shapes: as the exchanges.
-
     Wire: of the running exchange, `.at(step).wire_bytes(x)`; `fg.audit` lists each branch.
-
-    Claims: those of the running exchange.
-
-    Raises:
-      ValueError: if no exchange starts at step 0.
 
     Example:
       >>> exchange = fg.Scheduled({0: fg.AllReduce(), 500: fg.AllGather(fg.TopK(fraction=0.01))})
@@ -133,19 +125,14 @@ class LadderState(NamedTuple):
 class Ladder(Several):
     """Exchange: the first of several, until the caller moves to the next, milder one.
 
-    The exchanges are compiled into one program and `lax.switch` runs one. So a change does not
-    recompile anything, and the memory of `compressed_pmean` serves all of them.
-    `fg.methods.recover_by_loss` moves by the loss. To move by another criterion, such as the error
-    of `track_error`, call `fg.exchanges.next_level`.
+    As with `Scheduled`, a change does not recompile anything. `fg.methods.recover_by_loss` moves by
+    the loss. To move by another criterion, such as the error of `track_error`, call
+    `fg.exchanges.next_level`.
 
     Args:
       exchanges: the exchanges, the strongest compression first.
 
-    Shapes: as the exchanges.
-
     Wire: of the exchange in use, `.at(level).wire_bytes(x)`.
-
-    Claims: those of the exchange in use.
 
     Example:
       >>> exchange = fg.Ladder((fg.AllGather(fg.TopK(fraction=0.01)), fg.AllReduce()))

@@ -42,18 +42,17 @@ def is_rows(node: Any) -> bool:
 
 
 def add_worker_axis(value: PyTree) -> PerWorker:
-    """Turn a worker's own state into its row of the global state."""
     return PerWorker(jax.tree.map(lambda a: jnp.asarray(a)[None], value))
 
 
 def add_rows(state: State) -> State:
-    """Turn the own and shard states of an exchange into rows of global arrays."""
-    return State(state.shared, *map(add_worker_axis, (state.own, state.shards)))
+    """Turn the own state of an exchange into rows of global arrays."""
+    return State(state.shared, add_worker_axis(state.own))
 
 
 def drop_rows(state: State) -> State:
     """Invert `add_rows`, inside the axis."""
-    return State(state.shared, *map(drop_worker_axis, (state.own, state.shards)))
+    return State(state.shared, drop_worker_axis(state.own))
 
 
 def drop_worker_axis(state: PerWorker) -> PyTree:

@@ -1,5 +1,6 @@
 """A mean whose bytes do not grow with the workers: shards to their owners, and back to all."""
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ from fftgrad import _axes
 from fftgrad._contracts import Averaged, Comm, Exchange, PyTree, Scope, State, Stats
 from fftgrad._values import check_count, value
 from fftgrad.exchanges import _parts, _shards
-from fftgrad.exchanges._parts import Codecs, CompressedParts, Likes, Parts, Vectors
+from fftgrad.exchanges._parts import Codecs, CompressedParts, Parts, Vectors
 from fftgrad.exchanges._shards import Reset
 from fftgrad.ops import _wire
 
@@ -35,9 +36,7 @@ class TwoStage(Exchange):
         number of coefficients to keep, such as TopK's k, is that of the whole part, and the shards
         share it equally. Each shard has a codec state of its own, which starts fresh with another
         number of workers.
-      workers: w, the number of workers, which sets the size of the shards and of the state.
-
-    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
+      workers: w, that of the axis, which sets the size of the shards and of the state.
 
     Wire: w + 1 buffers, each with a header of 4 bytes and the payload of n/w values: about the
       payload of n values in each stage, for any w.
@@ -45,9 +44,6 @@ class TwoStage(Exchange):
     Claims: with `ErrorFeedback`, the means of all steps and the workers' average residual add up to
       the average gradients of all steps, as with one stage. All workers get the same bits; if any
       value is not finite, the mean is NaN throughout, on all workers.
-
-    Raises:
-      ValueError: while tracing, if the axis has not `workers` workers.
 
     Example:
       >>> exchange = fg.TwoStage(fg.Sign(), workers=2)
@@ -76,24 +72,25 @@ class TwoStage(Exchange):
         return _parts.scope_of(self.codec)
 
     def init(self, like: PyTree) -> State:
-        learned = self._codec(like).init(self._likes(like))
+        learned = self._codec(like).init()
         rows = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.workers, *jnp.shape(a))), learned)
         return State(own=Reset((rows, learned)))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         _axes.check_workers("TwoStage", self.workers, comm.axis_name)
-        codec, likes = self._codec(x), self._likes(x)
+        codec = self._codec(x)
         before, at_owner = state.own.reset_rows
-        own, again = comm.index, comm.fold_local(self.workers)
+        own = comm.index
+        again = dataclasses.replace(comm, step=comm.step.fold_local(self.workers))
 
         rows = tuple(_shards.to_shards(x, self.workers))
-        first = to_owners(codec, rows, before, likes, comm)
+        first = to_owners(codec, rows, before, comm)
         # The owner's own shard crosses no link, so it is not compressed.
         means = tuple(
             mean + (row[own] - sent[own]) / self.workers
             for mean, row, sent in zip(first.vectors, rows, first.sent, strict=True)
         )
-        second = to_all(codec, means, at_owner, likes, again, first.stats)
+        second = to_all(codec, means, at_owner, again, first.stats)
         # Only the owner corrects this loss, and the next mean divides its correction by w.
         sent = [
             sent.at[own].set(_within(row[own], sent[own] + self.workers * (every[own] - mean)))
@@ -109,15 +106,11 @@ class TwoStage(Exchange):
         )
 
     def wire_bytes(self, like: PyTree) -> int:
-        payloads = self._codec(like).payload_spec(self._likes(like))
-        return (self.workers + 1) * _wire.nbytes(payloads)
+        return (self.workers + 1) * _wire.nbytes(self._codec(like).payload_spec)
 
     def _codec(self, like: PyTree) -> Parts:
         shards = _shards.shard_likes(like, self.workers)
         return _parts.codec_of(self.codec, shards).shard(self.workers)
-
-    def _likes(self, like: PyTree) -> Likes:
-        return _parts.vector_likes(_shards.shard_likes(like, self.workers))
 
 
 def _within(row: jax.Array, sent: jax.Array) -> jax.Array:
@@ -126,34 +119,27 @@ def _within(row: jax.Array, sent: jax.Array) -> jax.Array:
 
 
 class Half(NamedTuple):
-    """Result of one stage."""
-
     vectors: Vectors  # the mean of this worker's shard; second stage: all shards, [w, size]
     sent: Vectors  # this worker's rows as the others received them; () in the second stage
     state: PyTree
     stats: Stats
 
 
-def to_owners(codec: Parts, rows: Vectors, state: PyTree, likes: Likes, comm: Comm) -> Half:
+def to_owners(codec: Parts, rows: Vectors, state: PyTree, comm: Comm) -> Half:
     """Send row i of each part [w, size], compressed, to worker i, which averages the rows."""
 
     def one(number: jax.Array, shards: Vectors, state: PyTree) -> tuple[CompressedParts, Vectors]:
         out = codec.compress(shards, state, comm.step.fold_local(number))
-        return out, codec.sent(out, likes, comm.step)
+        return out, codec.sent(out, comm.step)
 
     out, sent = codec.side_by_side(one)(jnp.arange(comm.workers), rows, state)
     got, stats = comm.scatter(out.payloads, of=rows, overflow=out.overflow)
-    means = codec.mean(got, likes, stats.poison, comm.step, shards=True)
+    means = codec.mean(got, stats.poison, comm.step, shards=True)
     return Half(means, sent, out.state, stats)
 
 
 def to_all(
-    codec: Parts,
-    shards: Vectors,
-    state: PyTree,
-    likes: Likes,
-    comm: Comm,
-    received: Stats = Stats(),
+    codec: Parts, shards: Vectors, state: PyTree, comm: Comm, received: Stats = Stats()
 ) -> Half:
     """Send a shard of each part, compressed, to all; return the shards of all owners.
 
@@ -163,6 +149,6 @@ def to_all(
     step = comm.step
     out = codec.compress(shards, state, step)
     got, stats = comm.gather(out.payloads, of=shards, overflow=out.overflow, received=received)
-    every = codec.side_by_side(lambda payloads: codec.decompress(payloads, likes, step))(got)
+    every = codec.side_by_side(lambda payloads: codec.decompress(payloads, step))(got)
     rows = tuple(vectors + stats.poison for vectors in every)
     return Half(rows, (), out.state, stats)

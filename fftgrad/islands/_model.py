@@ -23,7 +23,7 @@ from fftgrad._values import brief, check
 from fftgrad.exchanges import AllGather, _bucketing, _parts
 from fftgrad.exchanges._all_gather import clipped_mean
 from fftgrad.exchanges._bucketing import Bucketing
-from fftgrad.exchanges._parts import Likes, Parts, Payloads
+from fftgrad.exchanges._parts import Parts, Payloads
 from fftgrad.islands._objects import DamagedError
 from fftgrad.ops._shapes import by_path
 from fftgrad.tools import _bytes
@@ -163,22 +163,20 @@ class Programs:
         return Bucketing().for_exchange(self.exchange)
 
     @functools.cached_property
-    def _buckets(self) -> list[tuple[Parts, Likes]]:
-        """Codecs and shapes of the parts of each bucket."""
+    def _buckets(self) -> list[Parts]:
+        """Codec of the parts of each bucket."""
         buckets = _bucketing.bucket_likes(self.like, self._bucketing)
-        codec = self.exchange.codec
-        return [(_parts.codec_of(codec, bucket), _parts.vector_likes(bucket)) for bucket in buckets]
+        return [_parts.codec_of(self.exchange.codec, bucket) for bucket in buckets]
 
     @functools.cached_property
     def _of_parts(self) -> list[tuple[Codec, Like]]:
         """Codec and shape of each part, in the order of the payloads."""
-        pairs = [zip(codec.codecs, likes, strict=True) for codec, likes in self._buckets]
-        return [pair for bucket in pairs for pair in bucket]
+        return [pair for codec in self._buckets for pair in codec.pairs]
 
     def init(self) -> Any:
         """Return the state of the codecs before the first round."""
         with on_host():
-            return [codec.init(likes) for codec, likes in self._buckets]
+            return [codec.init() for codec in self._buckets]
 
     def compress(
         self, memory: Memory, change: Tree, kept: Any, states: Any, number: int, own: int
@@ -246,7 +244,7 @@ class Programs:
             except ValueError as error:
                 raise DamagedError(str(error)) from None
         flat: list[Payload] = jax.device_get(found)
-        spec = [codec.payload_spec(likes) for codec, likes in self._buckets]
+        spec = [codec.payload_spec for codec in self._buckets]
         structure = jax.tree.structure(spec, is_leaf=lambda x: isinstance(x, Payload))
         return jax.tree.unflatten(structure, flat)
 
@@ -266,11 +264,11 @@ def _compress(
     sent: list[Any] = []
     after: list[Any] = []
     every = zip(buckets, states, programs._buckets, strict=True)
-    for i, (bucket, state, (codec, likes)) in enumerate(every):
+    for i, (bucket, state, codec) in enumerate(every):
         step = _step(number, own).fold(i)
         out = codec.compress(_parts.vectors(bucket), state, step)
         payloads.append(out.payloads)
-        sent.append(_parts.rebuild(codec.decompress(out.payloads, likes, step), bucket))
+        sent.append(_parts.rebuild(codec.decompress(out.payloads, step), bucket))
         after.append(out.state)
     joined = join(sent)
     error = jax.tree.map(jnp.subtract, x, joined)
@@ -282,8 +280,8 @@ def _decode(programs: Programs, payloads: Any, number: Any) -> Any:
     every = zip(programs._buckets, payloads, strict=True)
     return [
         vector
-        for i, ((codec, likes), own) in enumerate(every)
-        for vector in codec.decompress(own, likes, _step(number).fold(i))
+        for i, (codec, own) in enumerate(every)
+        for vector in codec.decompress(own, _step(number).fold(i))
     ]
 
 
@@ -293,18 +291,15 @@ def _advance(programs: Programs, state: Any, sent: Any, shares: Any, number: Any
     buckets, join = _bucketing.to_buckets(anchor, programs._bucketing)
     means: list[Any] = []
     every = zip(buckets, sent, programs._buckets, strict=True)
-    for i, (bucket, payloads, (codec, likes)) in enumerate(every):
-        vectors = _mean(programs.exchange, codec, payloads, likes, shares, _step(number).fold(i))
+    for i, (bucket, payloads, codec) in enumerate(every):
+        vectors = _mean(programs.exchange, codec, payloads, shares, _step(number).fold(i))
         means.append(_parts.rebuild(vectors, bucket))
     updates, after = programs.outer(programs.rate).update(join(means), before, anchor)
     return optax.apply_updates(anchor, updates), after
 
 
-def _mean(
-    exchange: AllGather, codec: Parts, payloads: Any, likes: Likes, shares: jax.Array, step: Step
-) -> Any:
+def _mean(exchange: AllGather, codec: Parts, payloads: Any, shares: jax.Array, step: Step) -> Any:
     """Average the decoded payloads by their shares, clipped if the exchange requires it."""
     if exchange.clip_to_median:
-        return clipped_mean(lambda p: codec.decompress(p, likes, step), payloads, shares)
-    zero = jnp.zeros((), jnp.float32)
-    return codec.mean(payloads, likes, zero, step, shares)
+        return clipped_mean(lambda p: codec.decompress(p, step), payloads, shares)
+    return codec.mean(payloads, jnp.zeros((), jnp.float32), step, shares)

@@ -45,8 +45,8 @@ def fft_sparsification(
         to 256 lose less of most gradients.
       theta_schedule: {first step: theta} that replaces `theta` from those steps on, for example
         {0: 0.9, 20_000: 0.0}; theta 0 is a dense all-reduce. `diminishing_theta` makes one.
-      recover: thetas to fall back to, in this order, for example (0.5, 0.0), without recompiling.
-        Use `recover_by_loss`, or call `fg.exchanges.next_level` yourself.
+      recover: thetas to fall back to, in this order, in place of a schedule: for example
+        (0.5, 0.0). Use `recover_by_loss`, or call `fg.exchanges.next_level` yourself.
       memory: the paper has none; `ErrorFeedback()` keeps unsent values.
 
     Wire: for n parameters, k = (1 - θ) n/2 complex coefficients of 2N bits, with about
@@ -58,9 +58,6 @@ def fft_sparsification(
     Differs from the paper: rounds to nearest in a range fitted to each payload (the paper
       truncates, in [-1, 1]); Elias-Fano indices if smaller than a bitmap; exact selection; no
       broadcast of the parameters every 10 steps, because replicas are bit-identical.
-
-    Raises:
-      ValueError: if both `theta_schedule` and `recover` are given.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.fft_sparsification(theta=0.85), axis_name="data")
@@ -144,17 +141,11 @@ NONE = float(jnp.finfo(jnp.float32).max)
 
 
 class RecoverByLossState(NamedTuple):
-    """State of `recover_by_loss`.
+    """State of `recover_by_loss`."""
 
-    Attributes:
-      inner: state of `compressed_pmean`, with the level of each `Ladder`.
-      loss: smoothed loss; the largest float32 before the first step.
-      best: least smoothed loss since the level was reached.
-    """
-
-    inner: CompressedPmeanState
-    loss: jax.Array
-    best: jax.Array
+    inner: CompressedPmeanState  # with the level of each `Ladder`
+    loss: jax.Array  # smoothed; `NONE` before the first step
+    best: jax.Array  # least smoothed loss since the level was reached
 
 
 def recover_by_loss(
@@ -177,17 +168,12 @@ def recover_by_loss(
       axis_name: the axis, or axes, of the workers.
 
     Returns:
-      An `optax.GradientTransformationExtraArgs` whose state is a `RecoverByLossState`. Its `update`
-      takes the loss of the worker, or the mean over the workers:
-      `tx.update(grads, state, params, value=loss)`.
+      A transformation whose `update(grads, state, params, value=loss)` takes the loss of the
+      worker, or the mean over the workers.
 
     Wire: that of `tx`, and 4 bytes for the mean of the loss.
 
     Differs from the paper: it recovers a failed run by a lower theta, but gives no rule when.
-
-    Raises:
-      ValueError: while tracing, if `value` is missing.
-      TypeError: in `init`, if `tx` is not `compressed_pmean`.
 
     Example:
       >>> method = fg.methods.fft_sparsification(theta=0.9, recover=(0.5, 0.0))

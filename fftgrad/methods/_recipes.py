@@ -1,39 +1,27 @@
-"""Published methods that are combinations of parts, one function each."""
+"""Published methods that are combinations of parts, one function each.
+
+Differences from the papers that belong to a codec or an exchange are listed there.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 
+from fftgrad import codecs, exchanges
 from fftgrad._contracts import Codec, Exchange, Like, Memory
 from fftgrad._values import check, check_count, value
-from fftgrad.codecs._chain import chain
-from fftgrad.codecs._levels import LloydMax, LogQuantizer
-from fftgrad.codecs._quantizers import MeanMagnitude, Sign, Ternary, UniformQuantizer
-from fftgrad.codecs._threshold import AdaComp, AlternatingSign, Threshold
-from fftgrad.codecs._tiles import Dct, Tiles
-from fftgrad.codecs._top_k import ChunkTopK, RandomK, TopK
-from fftgrad.codecs._transforms import Hadamard, Identity
-from fftgrad.exchanges._all_gather import AllGather
-from fftgrad.exchanges._all_reduce import AllReduce
-from fftgrad.exchanges._bucketing import Bucketing
-from fftgrad.exchanges._leader_top_k import LeaderTopK
-from fftgrad.exchanges._low_rank import AcpSgd, PowerSgd
+from fftgrad.codecs import ChunkTopK, Dct, Identity, Threshold, Tiles, TopK, chain
+from fftgrad.exchanges import AllGather, AllReduce, Bucketing, LeaderTopK, Recipe, Scheduled
 from fftgrad.exchanges._parts import DenseByName
-from fftgrad.exchanges._quantized_all_reduce import QuantizedAllReduce
-from fftgrad.exchanges._recipe import Recipe
-from fftgrad.exchanges._schedule import Scheduled
-from fftgrad.memories import ErrorFeedback, MomentumCorrection, NoMemory
+from fftgrad.memories import ErrorFeedback, MomentumCorrection
 
 
-def acp_sgd(rank: int = 4, *, memory: Memory = ErrorFeedback()) -> Recipe:
+def acp_sgd(rank: int = 4) -> Recipe:
     """Method: two thin factors of each matrix, one of them sent per step, with error feedback.
 
     Args:
       rank: columns of a factor; the paper uses 4 for ResNets and 32 for BERT.
-      memory: of unsent values. The default is the paper's, without decay.
 
     Wire: about 2 · rank · (rows + columns) bytes a matrix, 4 a dense value, in one all-reduce.
-
-    Differs from the paper: as `AcpSgd` does.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.acp_sgd(rank=4), axis_name="data")
@@ -41,7 +29,7 @@ def acp_sgd(rank: int = 4, *, memory: Memory = ErrorFeedback()) -> Recipe:
     References:
       Zhang et al., ICDCS 2023, arXiv:2306.08881.
     """
-    return Recipe(AcpSgd(rank), memory)
+    return Recipe(exchanges.AcpSgd(rank), ErrorFeedback())
 
 
 @value
@@ -54,7 +42,7 @@ class AdaCompRule:
 
     def __call__(self, name: str, like: Like) -> Codec:
         size = self.conv_bin if len(like.shape) > 2 else self.bin_size
-        return AdaComp(bin_size=size, per_bin=min(self.per_bin, size))
+        return codecs.AdaComp(bin_size=size, per_bin=min(self.per_bin, size))
 
 
 def adacomp(conv_bin: int = 50, bin_size: int = 500, per_bin: float = 4.0) -> Recipe:
@@ -66,8 +54,6 @@ def adacomp(conv_bin: int = 50, bin_size: int = 500, per_bin: float = 4.0) -> Re
       per_bin: capacity of the message, in values per bin on average; see `AdaComp`.
 
     Wire: for bins of 500 and a capacity of 4: 0.08 bits a value; for bins of 50, 0.53.
-
-    Differs from the paper: a message of fixed capacity; see `AdaComp`.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.adacomp(), axis_name="data")
@@ -181,17 +167,14 @@ def dgc(
     return Recipe(exchange, MomentumCorrection(momentum, nesterov))
 
 
-def eden(bits: int = 1, block: int = 4096, *, memory: Memory = NoMemory()) -> Recipe:
+def eden(bits: int = 1, block: int = 4096) -> Recipe:
     """Method: rotate at random, round to the best levels for a normal distribution, and rescale.
 
     Args:
       bits: width of a code, 1 to 6; one bit is DRIVE.
       block: values rotated together, a power of two.
-      memory: of unsent values; none in the paper.
 
     Wire: n · bits / 8 + 4n / block bytes.
-
-    Claims: close to unbiased (`LloydMax`).
 
     Differs from the paper: rotates blocks instead of whole vectors. All workers rotate equally, so
       that one inverse rotation serves all. Errors of similar gradients then average out less.
@@ -202,20 +185,16 @@ def eden(bits: int = 1, block: int = 4096, *, memory: Memory = NoMemory()) -> Re
     References:
       Vargaftik et al., NeurIPS 2021, arXiv:2105.08339; ICML 2022, arXiv:2108.08842.
     """
-    codec = chain(Hadamard(block), LloydMax(bits, block))
-    return Recipe(AllGather(codec), memory)
+    return Recipe(AllGather(chain(codecs.Hadamard(block), codecs.LloydMax(bits, block))))
 
 
-def power_sgd(rank: int = 2, *, memory: Memory = ErrorFeedback()) -> Recipe:
+def power_sgd(rank: int = 2) -> Recipe:
     """Method: two thin factors of each matrix, with error feedback.
 
     Args:
       rank: columns of a factor.
-      memory: of unsent values. The default is the paper's, without decay.
 
     Wire: 4 · rank · (rows + columns) bytes a matrix, 4 a dense value, in two all-reduces.
-
-    Differs from the paper: as `PowerSgd` does.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.power_sgd(rank=2), axis_name="data")
@@ -223,7 +202,7 @@ def power_sgd(rank: int = 2, *, memory: Memory = ErrorFeedback()) -> Recipe:
     References:
       Vogels et al., NeurIPS 2019, arXiv:1905.13727.
     """
-    return Recipe(PowerSgd(rank), memory)
+    return Recipe(exchanges.PowerSgd(rank), ErrorFeedback())
 
 
 def qsgd(bits: int = 4, bucket: int = 512) -> Recipe:
@@ -238,29 +217,22 @@ def qsgd(bits: int = 4, bucket: int = 512) -> Recipe:
 
     Claims: unbiased.
 
-    Differs from the paper: codes of fixed width instead of Elias coding (`UniformQuantizer`).
-
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.qsgd(bits=4), axis_name="data")
 
     References:
       Alistarh et al., NeurIPS 2017, arXiv:1610.02132.
     """
-    return Recipe(AllGather(UniformQuantizer(bits=bits, bucket=bucket)))
+    return Recipe(AllGather(codecs.UniformQuantizer(bits=bits, bucket=bucket)))
 
 
-def random_k(fraction: float = 0.01, *, memory: Memory = ErrorFeedback()) -> Recipe:
-    """Method: values at random positions, equal on all workers, in one all-reduce.
+def random_k(fraction: float = 0.01) -> Recipe:
+    """Method: values at random positions, equal on all workers, in one all-reduce, with feedback.
 
     Args:
       fraction: share of the values sent, k = ceil(fraction · n).
-      memory: of unsent values. With `NoMemory()`, sent values are multiplied by n/k.
 
     Wire: 4k bytes in one all-reduce, no indices.
-
-    Claims: unbiased without memory.
-
-    Differs from the paper: one position from each of k intervals (`RandomK`).
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.random_k(fraction=0.01), axis_name="data")
@@ -268,8 +240,7 @@ def random_k(fraction: float = 0.01, *, memory: Memory = ErrorFeedback()) -> Rec
     References:
       Stich et al., NeurIPS 2018, arXiv:1809.07599.
     """
-    codec = RandomK(fraction=fraction, rescale=memory == NoMemory())
-    return Recipe(AllReduce(codec), memory)
+    return Recipe(AllReduce(codecs.RandomK(fraction=fraction)), ErrorFeedback())
 
 
 @value
@@ -291,7 +262,9 @@ class RedSyncRule:
         if self.quantize and not any(word in name for word in self.output):
             # A threshold of one sign does not fit the other, so none is reused.
             search = "exact" if small else "binary"
-            return chain(AlternatingSign(), Threshold(self.fraction, search), MeanMagnitude())
+            return chain(
+                codecs.AlternatingSign(), Threshold(self.fraction, search), codecs.MeanMagnitude()
+            )
         if small:
             return TopK(fraction=self.fraction)
         return Threshold(self.fraction, reuse=self.reuse)
@@ -358,8 +331,6 @@ def redsync(
 
 @value
 class ScaleComRule:
-    """Rule: the chunk of each leaf."""
-
     chunk: int
     flops: tuple[tuple[str, float], ...] = ()
     dense: tuple[str, ...] = ()
@@ -423,13 +394,10 @@ def scalecom(
     return Recipe(exchange, ErrorFeedback(beta=beta))
 
 
-def sign_sgd(*, memory: Memory = ErrorFeedback()) -> Recipe:
+def sign_sgd() -> Recipe:
     """Method: signs and one mean magnitude, with error feedback.
 
         p = e + g,   Δ = (||p||₁ / d) sign(p),   e' = p - Δ,   apply mean Δ.
-
-    Args:
-      memory: of unsent values. The default is the paper's, without decay.
 
     Wire: 1 bit a value and 4 bytes a part.
 
@@ -442,7 +410,7 @@ def sign_sgd(*, memory: Memory = ErrorFeedback()) -> Recipe:
     References:
       Karimireddy et al., ICML 2019, arXiv:1901.09847.
     """
-    return Recipe(AllGather(Sign()), memory, Bucketing("leaf"))
+    return Recipe(AllGather(codecs.Sign()), ErrorFeedback(), Bucketing("leaf"))
 
 
 def terngrad(
@@ -460,8 +428,6 @@ def terngrad(
 
     Claims: unbiased without clipping.
 
-    Differs from the paper: as `Ternary` does.
-
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.terngrad(dense=("head",)), axis_name="data")
 
@@ -469,11 +435,11 @@ def terngrad(
       Wen et al., NeurIPS 2017, arXiv:1705.07878.
     """
     if workers is None:
-        exchange = AllGather(DenseByName(dense, Ternary(clip=clip)))
+        exchange = AllGather(DenseByName(dense, codecs.Ternary(clip=clip)))
     else:
         rule = "be empty if workers is given"
         check(not dense, "terngrad(dense)", rule, dense, "leave one out.")
-        exchange = QuantizedAllReduce(workers=workers, clip=clip)
+        exchange = exchanges.QuantizedAllReduce(workers=workers, clip=clip)
     return Recipe(exchange, bucketing=Bucketing("leaf"))
 
 
@@ -496,8 +462,6 @@ def top_k(
 
     Wire: k (32 + 2 + log2(1/fraction)) bits, or `bits` instead of 32.
 
-    Differs from the paper: indices in Elias-Fano code.
-
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.top_k(fraction=0.01), axis_name="data")
 
@@ -505,5 +469,5 @@ def top_k(
       Aji and Heafield, EMNLP 2017, arXiv:1704.05021. Stich et al., NeurIPS 2018, arXiv:1809.07599.
     """
     sparse = chain(transform, TopK(fraction=fraction))
-    codec = sparse if bits is None else chain(sparse, LogQuantizer(bits=bits))
+    codec = sparse if bits is None else chain(sparse, codecs.LogQuantizer(bits=bits))
     return Recipe(AllGather(codec), memory)

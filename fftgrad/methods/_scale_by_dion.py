@@ -7,20 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fftgrad._contracts import (
-    Averaged,
-    AxisName,
-    Comm,
-    Exchange,
-    Like,
-    PyTree,
-    Scope,
-    State,
-    Stats,
-)
+from fftgrad._contracts import Averaged, AxisName, Comm, Exchange, Like, PyTree, Scope, State, Stats
 from fftgrad._values import check_count, check_transformation, check_within, value
 from fftgrad.exchanges import _bucketing, _low_rank, _parts
-from fftgrad.exchanges._low_rank import PowerSgd
 from fftgrad.memories import ErrorFeedback
 from fftgrad.ops import _finite
 from fftgrad.ops._shapes import by_path
@@ -31,15 +20,10 @@ ADAM = optax.scale_by_adam()
 
 
 class DionState(NamedTuple):
-    """State of `scale_by_dion`.
+    """State of `scale_by_dion`."""
 
-    Attributes:
-      pmean: the momentum of each worker, which is its residual, and the factors.
-      others: state of the transformation of other leaves, equal on all workers.
-    """
-
-    pmean: CompressedPmeanState
-    others: optax.OptState
+    pmean: CompressedPmeanState  # the factors, and each worker's momentum, which is its residual
+    others: optax.OptState  # of other leaves, equal on all workers
 
 
 def scale_by_dion(
@@ -147,7 +131,6 @@ class Directions(Exchange):
         return "leaf"
 
     def is_named(self, name: str) -> bool:
-        """True if `dense` names the part."""
         return any(word in name for word in self.dense)
 
     def init(self, like: PyTree) -> State:
@@ -174,9 +157,6 @@ class Directions(Exchange):
             state=State(shared=list(map(_low_rank.kept_columns, units, state.shared))),
             stats=Stats(finite=_finite.all_finite(rights)),
         )
-
-    def wire_bytes(self, like: PyTree) -> int:
-        return PowerSgd(self.rank).wire_bytes(jax.eval_shape(self._flat, like))
 
     def _flat(self, x: PyTree) -> list[jax.Array]:
         """Return the parts; flatten the named ones, so that they are not matrices."""

@@ -22,7 +22,6 @@ from fftgrad.ops import _platform, _shapes
 
 
 def words_for(count: int, bits: int) -> int:
-    """Return the number of words of `count` codes of `bits` bits."""
     return -(-count * bits // 32)
 
 
@@ -85,7 +84,6 @@ def pack_masks(*masks: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def unpack_mask(words: jax.Array, count: int) -> jax.Array:
-    """Return the first `count` bits, bool[count]."""
     return unpack(words, 1, count).astype(bool)
 
 
@@ -98,7 +96,6 @@ PIECE = 1 << 16
 
 
 def digits_per_word(base: int) -> int:
-    """Return the number of digits in a word."""
     count = 1
     while base ** (count + 1) <= 1 << 32:
         count += 1
@@ -106,7 +103,6 @@ def digits_per_word(base: int) -> int:
 
 
 def words_for_digits(count: int, base: int) -> int:
-    """Return the number of words of `count` digits."""
     return -(-count // digits_per_word(base))
 
 

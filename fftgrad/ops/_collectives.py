@@ -74,13 +74,14 @@ def collectives(function: Callable[..., Any], axes: Axes, *likes: Any) -> tuple[
     return tuple(_walk(closed.jaxpr, axes, (), False, {}))
 
 
-def link_bytes(function: Callable[..., Any], axes: Axes, *likes: Any) -> float:
-    """Return the bytes that one worker sends over its link, with a ring along each axis."""
+def unconditional(function: Callable[..., Any], axes: Axes, *likes: Any) -> tuple[Collective, ...]:
+    """List the collectives of a function, which must be the same in all steps."""
     found = collectives(function, axes, *likes)
     same = not any(c.branch or c.repeated for c in found)
-    rule, remedy = "be equal in all steps", "give the exchange a link_bytes of its own."
-    check(same, "link_bytes(...)", rule, "collectives under a condition or in a loop", remedy)
-    return float(sum(c.link_bytes(c.workers or 1) for c in found))
+    rule, got = "be equal in all steps", "collectives under a condition or in a loop"
+    remedy = "give the exchange a wire_bytes and a link_bytes of its own."
+    check(same, "link_bytes(...)", rule, got, remedy)
+    return found
 
 
 def _walk(
@@ -118,7 +119,6 @@ def _walk(
 
 
 def programs_in(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
-    """Yield the programs inside an equation."""
     for value in eqn.params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
             inner = getattr(item, "jaxpr", item)
@@ -134,7 +134,6 @@ def axes_of(eqn: core.JaxprEqn, axes: Axes) -> tuple[str, ...]:
 
 
 def group_size(eqn: core.JaxprEqn, along: tuple[str, ...], axes: Axes) -> int:
-    """Return the number of participants in a group of a collective."""
     groups = eqn.params.get("axis_index_groups")
     return len(groups[0]) if groups else math.prod(axes[axis] for axis in along)
 

@@ -63,7 +63,6 @@ def counts(masks: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _sums(columns: list[jax.Array]) -> list[jax.Array]:
-    """Sum each array along its last axis."""
     zeros, last = (np.int32(0),) * len(columns), columns[0].ndim - 1
     return list(lax.reduce(tuple(columns), zeros, _add_each, (last,)))
 

@@ -1,9 +1,7 @@
 """Exponential-Golomb codes: numbers of no known limit, small ones in few bits.
 
 With q = (v >> r) + 1 and e = floor(log2 q), the code of order r of a number v is e zeros and a one,
-and then the e bits of q below its leading one and the r low bits of v: 2e + 1 + r bits. It suits
-numbers whose density falls as a power, whatever their scale; the order is about the logarithm of
-the most frequent ones.
+and then the e bits of q below its leading one and the r low bits of v: 2e + 1 + r bits.
 
 So that all numbers can be found at once, the unary halves of all codes stand together, from the
 first word on, and the other halves from the last word backwards. The end of each unary half is a
@@ -95,10 +93,7 @@ def words_for(count: jax.Array, exponents: jax.Array, orders: jax.Array) -> jax.
 
 
 def encode(
-    numbers: Sequence[jax.Array],
-    orders: Sequence[jax.Array | int],
-    used: jax.Array,
-    words: int,
+    numbers: Sequence[jax.Array], orders: Sequence[jax.Array | int], used: jax.Array, words: int
 ) -> jax.Array:
     """Encode columns int32[m] of numbers >= 0, row by row, as uint32[words]; see `words_for`.
 

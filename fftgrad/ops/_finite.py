@@ -14,7 +14,6 @@ from fftgrad.ops._shapes import PyTree
 
 
 def all_finite(tree: object) -> jax.Array:
-    """Return True if every value of every array is finite, bool[]."""
     # Equal shapes share a flag, because XLA recomputes the answer from all flags per reader.
     alike: dict[Any, list[jax.Array]] = {}
     for leaf in jax.tree.leaves(tree):
@@ -26,17 +25,16 @@ def all_finite(tree: object) -> jax.Array:
     return jnp.all(jnp.stack(flags)) if flags else jnp.ones((), bool)
 
 
-def poison(x: jax.Array, axis: int | None = None) -> jax.Array:
-    """Function: 0.0 if all values of `x` are finite, else NaN; of each row if `axis` is given.
+def poison(x: jax.Array) -> jax.Array:
+    """Function: 0.0 if all values of `x` are finite, else NaN.
 
     Use it in a custom codec. Add it to a scale, or to the payload, to show a NaN or an infinity
     that the codec would drop or clip.
 
     Args:
       x: float or complex array of any shape.
-      axis: axis to reduce; None for all axes.
 
-    Shapes: x float[...] | complex[...] -> its real dtype [], or x's shape without `axis`.
+    Shapes: x float[...] | complex[...] -> its real dtype [].
 
     Example:
       >>> fg.codecs.poison(jnp.array([1.0, 2.0])), fg.codecs.poison(jnp.array([1.0, jnp.inf]))
@@ -47,7 +45,7 @@ def poison(x: jax.Array, axis: int | None = None) -> jax.Array:
     zeros = x - x
     if jnp.issubdtype(zeros.dtype, jnp.complexfloating):
         zeros = zeros.real + zeros.imag
-    return jnp.sum(zeros, axis=axis)
+    return jnp.sum(zeros)
 
 
 def largest(x: jax.Array, axis: int | None = None) -> jax.Array:
@@ -65,12 +63,10 @@ def mean(x: jax.Array, count: jax.Array | int) -> jax.Array:
 
 
 def poison_unless(finite: jax.Array) -> jax.Array:
-    """Return 0.0 where the flag is True, else NaN."""
     return jnp.where(finite, 0.0, jnp.nan)
 
 
 def nan_unless(fine: jax.Array, tree: PyTree) -> PyTree:
-    """Return the tree where the flag is True, else NaN throughout."""
     return jax.tree.map(lambda leaf: jnp.where(fine, leaf, jnp.nan), tree)
 
 
@@ -89,6 +85,5 @@ def unit_for(top: jax.Array) -> jax.Array:
 
 
 def square(tree: PyTree, unit: jax.Array) -> jax.Array:
-    """Return the sum of squares of all values, each divided by the unit."""
     leaves = jax.tree.leaves(tree)
     return sum((jnp.sum(jnp.square(leaf / unit)) for leaf in leaves), jnp.zeros((), jnp.float32))

@@ -59,8 +59,6 @@ class EliasFano(NamedTuple):
 
 
 class Bitmap(NamedTuple):
-    """Positions as one bit for each of the n candidates."""
-
     words: jax.Array
 
 
@@ -79,12 +77,10 @@ def bitmap_of(positions: jax.Array, keep: jax.Array | int, size: int) -> jax.Arr
 
 
 def count(words: jax.Array) -> jax.Array:
-    """Count the set bits, int32[]."""
     return jnp.sum(_population(words), dtype=jnp.int32)
 
 
 def rank(words: jax.Array) -> Ranked:
-    """Count the set bits before each word."""
     population = _population(words)
     return Ranked(words, _count.cumsum(population) - population)
 
@@ -165,7 +161,6 @@ def encode(bitmap: Ranked, k: int, n: int) -> tuple[jax.Array, EliasFano | Bitma
 
 
 def encode_positions(positions: jax.Array, k: int, n: int) -> EliasFano | Bitmap:
-    """Return the code of k ascending, distinct positions."""
     if not _is_elias_fano(k, n):
         return Bitmap(bitmap_of(positions, 1, n))
     l = _low_bits(k, n)

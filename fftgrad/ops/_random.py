@@ -24,7 +24,6 @@ def bits(first: jax.Array, second: jax.Array, count: int) -> jax.Array:
 
 
 def keyed_bits(key: jax.Array, count: int) -> jax.Array:
-    """Draw uint32[count] from a PRNG key."""
     first, second = jax.random.bits(key, (2,), jnp.uint32)
     return bits(first, second, count)
 

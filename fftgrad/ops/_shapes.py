@@ -25,7 +25,6 @@ Like: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 
 
 def spec(tree: PyTree) -> PyTree:
-    """Return the shapes and dtypes of a tree."""
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)
 
 
@@ -121,9 +120,7 @@ def unstack(x: jax.Array) -> list[jax.Array]:
     return [row.reshape(x.shape[1:]) for row in cut(x, [1] * x.shape[0])]
 
 
-def as_one(
-    leaves: Sequence[jax.Array],
-) -> tuple[jax.Array, Callable[[jax.Array], list[jax.Array]]]:
+def as_one(leaves: Sequence[jax.Array]) -> tuple[jax.Array, Callable[[jax.Array], list[jax.Array]]]:
     """Concatenate real and complex arrays into a float32 vector; return the inverse too."""
     shapes = [(leaf.shape, jnp.issubdtype(leaf.dtype, jnp.complexfloating)) for leaf in leaves]
     flat = [

@@ -8,8 +8,7 @@ import functools
 import math
 import re
 import zlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,21 +22,6 @@ from fftgrad.ops._shapes import Like, PyTree
 VERSION = 2
 """Version of the layout of payloads. Stored payloads name it, so that another one is refused."""
 
-
-class Header(NamedTuple):
-    """First word of a buffer.
-
-    Attributes:
-      finite: True if all values that this worker sends are finite.
-      overflow: number of values that its codecs could not represent, below 2^30.
-    """
-
-    finite: jax.Array | bool
-    overflow: jax.Array | int
-
-
-NOTHING = Header(True, 0)
-"""Header of a finite payload without overflow."""
 
 HEADER_WORDS = 1
 
@@ -68,33 +52,35 @@ def _is_zero(tangent: object) -> bool:
     return isinstance(tangent, SymbolicZero)
 
 
-def configuration(codecs: Sequence[object], likes: Sequence[Like]) -> int:
-    """Return a 32-bit checksum of codecs, shapes, dtypes and the version."""
-    parts = [
-        (repr(plain(codec)), tuple(like.shape), jnp.dtype(like.dtype).name)
-        for codec, like in zip(codecs, likes, strict=True)
-    ]
+def configuration(codec: object, like: Like) -> int:
+    """Return a 32-bit checksum of the codec, the shape, the dtype and the version."""
+    part = repr(plain(codec)), tuple(like.shape), jnp.dtype(like.dtype).name
     # The default repr, as of a function, contains an address that differs between processes.
-    text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr((VERSION, parts)))
+    text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr((VERSION, [part])))
     return zlib.crc32(text.encode())
 
 
-def pack(header: Header, payloads: PyTree) -> jax.Array:
-    """Return the buffer uint32[HEADER_WORDS + words of each main and side]."""
-    flag = jnp.asarray(header.finite).astype(jnp.uint32)
-    count = jnp.minimum(jnp.asarray(header.overflow, jnp.int32), (1 << 30) - 1)
+def pack(
+    payloads: PyTree, finite: jax.Array | bool = True, overflow: jax.Array | int = 0
+) -> jax.Array:
+    """Return the buffer uint32[HEADER_WORDS + words of each main and side].
+
+    The header says whether all values that the worker sends are finite, and how many its codecs
+    could not represent, up to 2^30 - 1.
+    """
+    flag = jnp.asarray(finite).astype(jnp.uint32)
+    count = jnp.minimum(jnp.asarray(overflow, jnp.int32), (1 << 30) - 1)
     word = lax.bitcast_convert_type(count << 1, jnp.uint32) | flag
     return jnp.concatenate([word[None], *map(to_words, jax.tree.leaves(payloads))])
 
 
-def unpack(words: jax.Array, like: PyTree) -> tuple[Header, PyTree]:
-    """Return the header and the payloads of a buffer, shaped like `like`."""
-    header = Header((words[0] & 1) == 1, lax.bitcast_convert_type(words[0], jnp.int32) >> 1)
-    return header, from_words(words[HEADER_WORDS:], like)
+def unpack(words: jax.Array, like: PyTree) -> tuple[PyTree, jax.Array, jax.Array]:
+    """Return the payloads of a buffer, shaped like `like`, the finite flag and the overflow."""
+    overflow = lax.bitcast_convert_type(words[0], jnp.int32) >> 1
+    return from_words(words[HEADER_WORDS:], like), (words[0] & 1) == 1, overflow
 
 
 def nbytes(payloads: PyTree) -> int:
-    """Return the size of the buffer, from shapes alone."""
     return 4 * (HEADER_WORDS + sum(map(_words, jax.tree.leaves(payloads))))
 
 

@@ -11,10 +11,7 @@ from jax import lax
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory, PyTree
 from fftgrad._values import check, check_count, check_transformation, check_within
-from fftgrad.codecs._chain import chain
-from fftgrad.codecs._levels import BinMeans, LogQuantizer
-from fftgrad.codecs._tiles import Tiles
-from fftgrad.codecs._top_k import TopK
+from fftgrad.codecs import BinMeans, LogQuantizer, Tiles, TopK, chain
 from fftgrad.exchanges import AllGather, Recipe
 from fftgrad.exchanges._shards import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories import ErrorFeedback
@@ -29,23 +26,14 @@ SPARSE = AllGather(chain(TopK(fraction=0.03), LogQuantizer(bits=4)))
 
 
 class DilocoState(NamedTuple):
-    """State of `diloco`.
+    """State of `diloco`."""
 
-    Attributes:
-      step: number of inner steps, int32, equal on all workers.
-      anchor: parameters after the last outer step, the same bits on all workers.
-      inner: state of the inner optimizer, one for each worker.
-      outer: states of the outer optimizer, one for each fragment, equal on all workers.
-      pmean: states of the compressed means, one for each fragment.
-      skipped: number of inner steps that this worker skipped because of a non-finite value, int32.
-    """
-
-    step: jax.Array
-    anchor: optax.Params
-    inner: PerWorker
-    outer: tuple[optax.OptState, ...]
-    pmean: tuple[CompressedPmeanState, ...]
-    skipped: PerWorker
+    step: jax.Array  # number of inner steps, int32, equal on all workers
+    anchor: optax.Params  # after the last outer step, the same bits on all workers
+    inner: PerWorker  # state of the inner optimizer
+    outer: tuple[optax.OptState, ...]  # of each fragment, equal on all workers
+    pmean: tuple[CompressedPmeanState, ...]  # of each fragment
+    skipped: PerWorker  # number of inner steps of this worker that were not finite, int32
 
 
 def diloco(
@@ -71,10 +59,11 @@ def diloco(
 
         θ̄ ← θ̄ + outer(C(θ̄ - θ)),   θ ← θ̄.
 
-    It is a whole optimizer. Pass, for example, `optax.adamw(3e-4)` as inner and `optax.sgd(1.0)` as
-    outer. The paper's outer, `optax.sgd(0.7, momentum=0.9, nesterov=True)`, is for uncompressed
-    changes. Error feedback acts as momentum too, and with a sparse codec both together diverged
-    (docs/results/islands.md). `sparse_loco` is SparseLoCo.
+    It is a whole optimizer, and its `update` needs `params`. Pass, for example,
+    `optax.adamw(3e-4)` as inner and `optax.sgd(1.0)` as outer. The paper's outer,
+    `optax.sgd(0.7, momentum=0.9, nesterov=True)`, is for uncompressed changes. Error feedback acts
+    as momentum too, and with a sparse codec both together diverged (docs/results/islands.md).
+    `sparse_loco` is SparseLoCo.
 
     *Streaming.* With P fragments, the workers exchange another P-th of the rows of every leaf every
     H/P steps. The whole model never travels at once. With an overlap of τ steps, the exchange runs
@@ -111,9 +100,6 @@ def diloco(
       mixing: α, the share of its own parameters that a worker then keeps, in [0, 1).
       allow_masked: True if leaves may be masked, as for `compressed_pmean`.
       axis_name: the axis, or axes, of the workers.
-
-    Returns:
-      An `optax.GradientTransformationExtraArgs` whose state is a `DilocoState`; it needs `params`.
 
     Wire: `fg.wire_bytes(exchange, fg.optimizers.fragment(params, P))` every H/P steps, which is the
       peak, and P/H of it on average; in a `lax.cond` unless P = H. Other steps send nothing.
@@ -189,13 +175,21 @@ def diloco(
         check_own("diloco", params, axis_name)
         told = extra if value is None else {**extra, "value": value}
         before = drop_worker_axis(state.inner)
-        updates, own, fine = finite_step(run_inner, updates, before, params, axis_name, **told)
+        moves, after = run_inner(updates, before, params, **told)
+        # An optimizer may hide a NaN of the gradient, and a parameter may overflow.
+        seen = updates, optax.apply_updates(params, moves)
+        fine = _axes.everywhere(_finite.all_finite(seen), but=_axes.names(axis_name))
+        # XLA would otherwise recompute the flag for every leaf, and compile for minutes.
+        fine = lax.optimization_barrier(_axes.vary(fine, axis_name))
+        own = optax.tree.where(fine, after, before)
         skipped = drop_worker_axis(state.skipped)
         skipped = jnp.where(fine, skipped, _count.next_step(skipped))
-        # At least as wide as the parameters, because a meeting moves them far.
-        updates = jax.tree.map(
-            lambda move, own: move.astype(jnp.promote_types(move.dtype, own.dtype)), updates, params
-        )
+
+        def wide(move: jax.Array, own: jax.Array) -> jax.Array:
+            # At least as wide as the parameters, because a meeting moves them far.
+            return jnp.where(fine, move, 0).astype(jnp.promote_types(move.dtype, own.dtype))
+
+        updates = jax.tree.map(wide, moves, params)
         local = optax.apply_updates(params, updates)
         # A delayed meeting sends parameters from before this step, so the two overlap.
         sends = params if overlap_steps else local
@@ -265,29 +259,6 @@ def check_own(owner: str, params: PyTree, axis_name: AxisName) -> None:
         check(own, argument, rule, got, "give it a leading axis of workers, and shard this axis.")
 
 
-def finite_step(
-    run: Callable[..., tuple[PyTree, PyTree]],
-    grads: PyTree,
-    state: PyTree,
-    params: PyTree,
-    axis_name: AxisName,
-    **extra: Any,
-) -> tuple[PyTree, PyTree, jax.Array]:
-    """Run `inner.update` on one worker, and skip the step if a value is not finite.
-
-    Returns the updates, zeros in a bad step, the next state, and True if the step was finite. Each
-    worker decides alone. `run` is in no branch, because it may contain collectives.
-    """
-    moves, after = run(grads, state, params, **extra)
-    # An optimizer may hide a NaN of the gradient, and a parameter may overflow.
-    moved = optax.apply_updates(params, moves)
-    fine = _axes.everywhere(_finite.all_finite((grads, moved)), but=_axes.names(axis_name))
-    # XLA would otherwise recompute the flag for every leaf, and compile for minutes.
-    fine = lax.optimization_barrier(_axes.vary(fine, axis_name))
-    moves = jax.tree.map(lambda move: jnp.where(fine, move, 0), moves)
-    return moves, optax.tree.where(fine, after, state), fine
-
-
 def mean_loss(
     value: jax.Array | float,
     weight: jax.Array | float | None,
@@ -333,7 +304,8 @@ def sparse_loco(
 
     with norms of each leaf. It is `diloco` with gradient descent as the outer optimizer,
     `ErrorFeedback(0.95)`, and `AllGather(rule, clip_to_median=True)`. The rule gives each leaf
-    `chain(Tiles(64, shape), ChunkTopK(4096, 64), BinMeans(2))`.
+    `chain(Tiles(64, shape), ChunkTopK(4096, 64), BinMeans(2))`. State and claims are those of
+    `diloco`.
 
     Args:
       inner: the optimizer of each worker, complete with its learning rate, as `optax.adamw(3e-4)`.
@@ -351,14 +323,9 @@ def sparse_loco(
       allow_masked: as for `diloco`.
       axis_name: the axis, or axes, of the workers.
 
-    Returns:
-      An `optax.GradientTransformationExtraArgs` whose state is a `DilocoState`.
-
     Wire: k (bits + 8) bits a tile of 4096 and 16 bytes a leaf in an outer step. That is 10 bits a
       value sent, 204.8x fewer bytes than float32; the authors' code takes 14 bits, 146x fewer.
       Leaves of one axis take 2 bits for each value. Other steps send nothing.
-
-    Claims: as for `diloco`.
 
     Differs from the paper: positions travel in Elias-Fano code. Axes are padded to whole tiles; the
       authors' code cuts them at a divisor. The median of an even number of norms is the midpoint of

@@ -1,5 +1,6 @@
 """Adam, SGD and Muon behind error feedback."""
 
+import math
 import re
 from typing import Any, NamedTuple, get_args
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import optax.contrib
+from jax import lax
 from optax.contrib import MuonDimensionNumbers
 
 from fftgrad import _axes
@@ -16,7 +18,6 @@ from fftgrad.codecs._budget import Budget
 from fftgrad.exchanges import AllGather, Hierarchical, Recipe
 from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.memories import ErrorFeedback, NoMemory
-from fftgrad.optimizers._shared_matrices import orthogonal
 from fftgrad.training._gradients import widened
 from fftgrad.training._pmean import CompressedPmeanState, NonFinite, compressed_pmean
 
@@ -24,15 +25,10 @@ FILLED = AllGather(Budget(ratio=100))
 
 
 class FeedbackState(NamedTuple):
-    """State of `feedback_adam`, `feedback_muon` and `feedback_sgd`.
+    """State of `feedback_adam`, `feedback_muon` and `feedback_sgd`."""
 
-    Attributes:
-      pmean: state of the compressed mean, which counts bad steps in `skipped`.
-      inner: state of the optimizer behind it, equal on all workers.
-    """
-
-    pmean: CompressedPmeanState
-    inner: optax.OptState
+    pmean: CompressedPmeanState  # counts bad steps in `skipped`
+    inner: optax.OptState  # of the optimizer behind it, equal on all workers
 
 
 def feedback_adam(
@@ -75,22 +71,17 @@ def feedback_adam(
         `optax.inject_hyperparams` a function needs `static_args="mask"`. Otherwise optax takes it
         for a schedule of the step number, and a mask by `ndim` disables the decay.
       bucketing: the values that a codec compresses together; see `Bucketing`.
-      non_finite: the result of a step in which a value of any worker is not finite: "skip" skips
-        and counts the step on all workers, "propagate" returns NaN. Adam's state stays unchanged in
-        both cases.
+      non_finite: the result of a step in which a value of any worker is not finite: "skip" leaves
+        the parameters of all workers unchanged, "propagate" returns NaN.
       axis_name: the axis of the workers.
-
-    Returns:
-      A whole optimizer, as `optax.adam` is.
 
     Wire: that of the exchange; by default 0.32 bits a parameter, 100x fewer bytes than float32.
 
     Shapes: leaves float32, bfloat16 or float16 of any shape; the state is float32.
 
-    Claims: parameters are equal on all workers. A step with a non-finite value changes
-      neither residuals nor Adam's state, and `state.pmean.skipped` counts it. If it is skipped, it
-      does not change parameters either. As in
-      `optax.adam`, the square of a gradient above 1e19 overflows, and the root stays infinite.
+    Claims: parameters are equal on all workers. A step with a non-finite value changes neither
+      residuals nor Adam's state, and `state.pmean.skipped` counts it. As in `optax.adam`, the
+      square of a gradient above 1e19 overflows, and the root stays infinite.
 
     Example:
       >>> tx = fg.optimizers.feedback_adam(learning_rate=3e-4, axis_name="data")
@@ -137,7 +128,8 @@ def feedback_sgd(
 
         u = (lead g + (1 - lead) m̄) / (1 - m).
 
-    With lead = 0 it is SGD with momentum. `feedback_adam` explains the share of the new gradient.
+    With lead = 0 it is SGD with momentum. `feedback_adam` explains the share of the new gradient
+    and has the claims of both.
 
     Args:
       learning_rate: as for `optax.sgd(learning_rate, momentum)`, a number or an optax schedule.
@@ -149,12 +141,7 @@ def feedback_sgd(
       non_finite: as for `feedback_adam`.
       axis_name: the axis of the workers.
 
-    Returns:
-      A whole optimizer, as `optax.sgd` is.
-
     Wire: that of the exchange.
-
-    Claims: as for `feedback_adam`.
 
     Example:
       >>> tx = fg.optimizers.feedback_sgd(learning_rate=0.05, momentum=0.9, axis_name="data")
@@ -261,6 +248,7 @@ def feedback_muon(
 
     for matrices. For other leaves Adam replaces the first term. The second term reacts at once, so
     m can be a long, smooth average. It is added after `orthogonal`, which would amplify its noise.
+    Shapes and claims are those of `feedback_adam`.
 
     Args:
       learning_rate: of Muon with updates as long as Adam's (`consistent_rms=0.2`), a number or an
@@ -274,7 +262,7 @@ def feedback_muon(
       b2: decay of the average of squares.
       eps: added to the root of the average of squares.
       weight_decay: in units of the learning rate.
-      mask: the leaves that decay. A function needs `static_args`, as for `feedback_adam`.
+      mask: as for `feedback_adam`.
       muon_weight_dimension_numbers: the matrices and their axes, as for `optax.contrib.muon`. Pass
         `fg.optimizers.muon_dimensions` for a transformer. By default all leaves with two axes are
         matrices, including embeddings, and attention kernels with three are not.
@@ -284,15 +272,8 @@ def feedback_muon(
       non_finite: as for `feedback_adam`.
       axis_name: the axis of the workers.
 
-    Returns:
-      A whole optimizer, as `optax.contrib.muon` is.
-
     Wire: that of the exchange, and with `share_axis` 2 bytes a value of all matrices, in one
     all-gather: each of w workers hands over a w-th of them.
-
-    Shapes: leaves float32, bfloat16 or float16 of any shape; the state is float32.
-
-    Claims: as for `feedback_adam`.
 
     Raises:
       ValueError: while tracing, if JAX types a gradient as varying over a model axis, because an
@@ -344,6 +325,83 @@ def feedback_muon(
         optax.GradientTransformation(init, update),
         *(learning_rate, weight_decay, mask),
     )
+
+
+# Without an average, optax's Muon is its Newton-Schulz iteration.
+ITERATION = optax.contrib.scale_by_muon(
+    beta=0.0, nesterov=False, weight_dimension_numbers=MuonDimensionNumbers(1, 2)
+)
+
+
+def orthogonal(updates: PyTree, numbers: Any, rms: float, axis_name: AxisName) -> PyTree:
+    """Make the matrices of a tree orthogonal: each worker its share, sent in bfloat16.
+
+    Matrices of one shape, or of its transpose, are a stack, of which each worker has an equal part,
+    so a worker saves time if there are as many of a shape as workers. Other leaves stay as they
+    were. `numbers` and `rms` are optax's `muon_weight_dimension_numbers` and `consistent_rms`.
+    """
+    leaves, structure = jax.tree.flatten(updates)
+    workers, stacks = _axes.size(axis_name, "feedback_muon"), {}
+    for place, own in enumerate(_of_leaves(numbers, updates)):
+        if own is not None:
+            flat = _Flat(leaves[place], own)
+            stacks.setdefault(flat.short_long, []).append((place, flat))
+    shares = []
+    for members in stacks.values():
+        stack = jnp.concatenate([flat.matrices for _, flat in members])
+        count = -(-len(stack) // workers)
+        stack = jnp.pad(stack, ((0, count * workers - len(stack)), (0, 0), (0, 0)))
+        mine = lax.dynamic_slice_in_dim(stack, _axes.index(axis_name) * count, count)
+        made: Any = ITERATION.update(mine, ITERATION.init(mine))[0]
+        shares.append(made.astype(jnp.bfloat16))
+    if not shares:
+        return updates
+    # as bits, because XLA widens a collective of bfloat16 on some backends
+    sent = jnp.concatenate([share.ravel() for share in shares])
+    rows = _axes.all_gather(lax.bitcast_convert_type(sent, jnp.uint16), axis_name)
+    rows, start = lax.bitcast_convert_type(rows, jnp.bfloat16), 0
+    for members, share in zip(stacks.values(), shares, strict=True):
+        own = rows[:, start : start + share.size].reshape(-1, *share.shape[1:])
+        start += share.size
+        for place, flat in members:
+            count = len(flat.matrices)
+            leaves[place], own = flat.back(own[:count], rms), own[count:]
+    return jax.tree.unflatten(structure, leaves)
+
+
+class _Flat:
+    """A leaf as a stack of matrices that are not taller than wide."""
+
+    def __init__(self, leaf: jax.Array, numbers: MuonDimensionNumbers) -> None:
+        rows, columns = (
+            tuple(a % leaf.ndim for a in ((axes,) if isinstance(axes, int) else axes))
+            for axes in numbers
+        )
+        batch = tuple(a for a in range(leaf.ndim) if a not in rows + columns)
+        size = lambda axes: math.prod(leaf.shape[a] for a in axes)  # noqa: E731
+        if size(rows) > size(columns):
+            rows, columns = columns, rows
+        self.order = batch + rows + columns
+        self.like = leaf
+        self.short_long = (size(rows), size(columns))
+        self.matrices = leaf.transpose(self.order).reshape(-1, *self.short_long)
+
+    def back(self, matrices: jax.Array, rms: float) -> jax.Array:
+        """Give them the shape and the dtype of the leaf, and the length of a step."""
+        scaled = matrices.astype(self.like.dtype) * (rms * self.short_long[1] ** 0.5)
+        moved = scaled.reshape([self.like.shape[a] for a in self.order])
+        return moved.transpose(sorted(range(self.like.ndim), key=self.order.__getitem__))
+
+
+def _of_leaves(numbers: Any, updates: PyTree) -> list[MuonDimensionNumbers | None]:
+    """One for each leaf; None for leaves that are no matrices."""
+    if numbers is None:
+        return [MuonDimensionNumbers() if u.ndim == 2 else None for u in jax.tree.leaves(updates)]
+    numbers = numbers(updates) if callable(numbers) else numbers
+    is_leaf = lambda n: n is None or isinstance(n, MuonDimensionNumbers)  # noqa: E731
+    spread = lambda n, part: [n] * len(jax.tree.leaves(part))  # noqa: E731
+    lists = jax.tree.map(spread, numbers, updates, is_leaf=is_leaf)
+    return [n for own in jax.tree.leaves(lists, is_leaf=lambda n: isinstance(n, list)) for n in own]
 
 
 NO_MATRIX = re.compile(
@@ -402,7 +460,6 @@ def _is_embedding(node: Any) -> bool:
 
 
 def refuse_pieces(mean: Any, axis_name: AxisName) -> None:
-    """Refuse matrices that are sharded over other axes of a shard_map."""
     for path, leaf in jax.tree.leaves_with_path(mean):
         others = sorted(_axes.varying(leaf).difference(_axes.names(axis_name)))
         argument = f"feedback_muon.update(updates{jax.tree_util.keystr(path)})"

@@ -77,8 +77,6 @@ def put(
 
 
 def select(states: Sequence[PyTree], number: jax.Array) -> PyTree:
-    """Return the state of fragment `number`."""
-
     def one(out: jax.Array, *others: jax.Array) -> jax.Array:
         for i, other in enumerate(others, 1):
             out = jnp.where(number == i, other, out)
@@ -90,7 +88,6 @@ def select(states: Sequence[PyTree], number: jax.Array) -> PyTree:
 def replace(
     states: Sequence[PyTree], new: PyTree, number: jax.Array, due: jax.Array | bool
 ) -> tuple[PyTree, ...]:
-    """Replace the state of fragment `number` if `due`."""
     if len(states) == 1 and due is True:
         return (new,)
 
@@ -102,15 +99,12 @@ def replace(
 
 
 class Place(NamedTuple):
-    """Position of a fragment's rows in a leaf."""
-
     start: tuple[jax.Array, ...]
     sizes: tuple[int, ...]
     # Mask, broadcast, of rows that belong to no earlier fragment; None if all rows do.
     own: jax.Array | None
 
     def rows_of(self, leaf: jax.Array) -> jax.Array:
-        """Cut the slice out of a leaf."""
         return lax.dynamic_slice(leaf, self.start, self.sizes, allow_negative_indices=False)
 
 

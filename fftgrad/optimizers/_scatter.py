@@ -10,12 +10,10 @@ from numpy.lib.array_utils import normalize_axis_index
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Codec, Comm
 from fftgrad._values import check, check_kind
-from fftgrad.codecs._chain import chain
-from fftgrad.codecs._quantizers import UniformQuantizer
-from fftgrad.codecs._transforms import Hadamard
+from fftgrad.codecs import Hadamard, UniformQuantizer, chain
 from fftgrad.exchanges import _two_stage
 from fftgrad.exchanges._bucketing import check_leaf
-from fftgrad.exchanges._parts import Likes, Parts
+from fftgrad.exchanges._parts import codec_of
 from fftgrad.ops._random import as_key, check_key
 
 EIGHT = UniformQuantizer(bits=8, bucket=256, norm="max")
@@ -67,7 +65,7 @@ def compressed_psum_scatter(
     Wire: w buffers, each of 4 bytes and the payload of x.size / w values.
 
     Claims: unbiased if the codec is. A shard becomes NaN, on its owner only, if a worker's part of
-      it is not finite, or was made by another codec or in another step.
+      it is not finite.
 
     Example:
       >>> x = jnp.array([[1.0, 2.0, -3.0, 4.0], [1.0, 2.0, 3.0, 4.0]])
@@ -82,15 +80,15 @@ def compressed_psum_scatter(
     owner = "compressed_psum_scatter"
     comm = _start(owner, x, codec, axis_name, step, key)
     workers = comm.workers
-    parts = Parts((codec,)).shard(workers)
     axis = normalize_axis_index(scatter_dimension, x.ndim)
     if not x.size:
         shard = lax.slice_in_dim(x, 0, x.shape[axis] // workers, axis=axis)
         return Scattered(shard, x.astype(jnp.float32))
     front = jnp.moveaxis(x.astype(jnp.float32), axis, 0)
-    rows, likes = front.reshape(workers, -1), _likes(x.size // workers)
-    before = jax.tree.map(lambda a: jnp.stack([a] * workers), parts.init(likes))
-    got = _two_stage.to_owners(parts, (rows,), before, likes, comm)
+    rows = front.reshape(workers, -1)
+    parts = codec_of(codec, jax.eval_shape(lambda rows: rows[0], rows)).shard(workers)
+    before = jax.tree.map(lambda a: jnp.stack([a] * workers), parts.init())
+    got = _two_stage.to_owners(parts, (rows,), before, comm)
     shape = (front.shape[0] // workers, *front.shape[1:])
     shard = workers * got.vectors[0].reshape(shape)
     return Scattered(
@@ -130,11 +128,7 @@ def compressed_all_gather(
 
     Wire: one buffer of `fg.wire_bytes(codec, shard)` bytes, which a ring sends w - 1 times.
 
-    Claims: the result is NaN on all workers if a shard is not finite, or if it was sent by another
-      codec or in another step.
-
-    Raises:
-      ValueError: while tracing, if `reference` does not have the shape of the result.
+    Claims: the result is NaN on all workers if a shard is not finite.
 
     Example:
       >>> shards, before = jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1.0, 2.0, 2.5, 4.5])
@@ -149,7 +143,6 @@ def compressed_all_gather(
     owner = "compressed_all_gather"
     comm = _start(owner, shard, codec, axis_name, step, key)
     workers = comm.workers
-    parts = Parts((codec,))
     axis = normalize_axis_index(gather_dimension, shard.ndim)
     expected = tuple(n * (workers if i == axis else 1) for i, n in enumerate(shard.shape))
     like = shard if reference is None else reference
@@ -157,12 +150,13 @@ def compressed_all_gather(
     check(fine, f"{owner}(reference)", f"be of shape {expected}", like.shape, remedy)
     if not shard.size:
         return jnp.zeros(expected, like.dtype)
-    front, likes = jnp.moveaxis(shard.astype(jnp.float32), axis, 0), _likes(shard.size)
+    front = jnp.moveaxis(shard.astype(jnp.float32), axis, 0)
+    parts = codec_of(codec, front)
     sends, before = front.ravel(), None
     if reference is not None:
         before = jnp.moveaxis(reference.astype(jnp.float32), axis, 0).reshape(workers, -1)
         sends = sends - jnp.take(before, comm.index, axis=0)
-    (rows,) = _two_stage.to_all(parts, (sends,), parts.init(likes), likes, comm).vectors
+    (rows,) = _two_stage.to_all(parts, (sends,), parts.init(), comm).vectors
     rows = rows if before is None else before + rows
     whole = rows.reshape(workers * front.shape[0], *front.shape[1:])
     return jnp.moveaxis(whole, 0, axis).astype(like.dtype)
@@ -181,10 +175,6 @@ def _start(
     _axes.size(axis_name, owner)
     check_leaf(owner, "x", x)
     return Comm.of(axis_name, key, step)
-
-
-def _likes(size: int) -> Likes:
-    return (jax.ShapeDtypeStruct((size,), jnp.float32),)
 
 
 def gather_parameters(

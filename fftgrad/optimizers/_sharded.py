@@ -81,8 +81,7 @@ def sharded(
       axis_name: the axis, or axes, of the workers.
 
     Returns:
-      An `optax.GradientTransformationExtraArgs` whose state is a `ShardedState`. It needs `params`,
-      equal on all workers.
+      A transformation whose state is a `ShardedState`. It needs `params`, equal on all workers.
 
     Wire: w buffers of n/w gradients and one of n/w differences, each with 4 bytes more: with one
       codec for both, `fg.wire_bytes(fg.TwoStage(codec, workers), params, fg.Bucketing("leaf"))`.
@@ -93,12 +92,10 @@ def sharded(
       `fg.checkpoint.reshard_state` refuses another.
 
     Raises:
-      ValueError: in `init`, if `inner` updates shards differently from whole leaves; while tracing,
-        if the axis does not have `workers` workers, `params` is missing or varies over the axis, a
-        gradient is summed already, or a leaf is masked.
+      ValueError: while tracing, if `params` varies over the axis, a gradient is summed already, or
+        a leaf is masked.
 
-    Differs from the paper: there is no second level of quantization inside a machine. Differences
-      are relative to the parameters that all workers have, so errors do not accumulate.
+    Differs from the paper: there is no second level of quantization inside a machine.
 
     Example:
       >>> import optax
@@ -152,10 +149,9 @@ def sharded(
         check_replicated(params, axis_name, OWNER)
         _axes.check_workers(OWNER, workers, axis_name)
         some = _some(like)
-        likes = _parts.vector_likes(_shards.shard_likes(some, workers))
+        shards = _shards.shard_likes(some, workers)
         there, back = (
-            _parts.Parts(tuple(codec for _ in likes)).shard(workers)
-            for codec in (gradients, parameters)
+            _parts.codec_of(codec, shards).shard(workers) for codec in (gradients, parameters)
         )
         comm = Comm.of(axis_name, key, state.step)
         own = drop_worker_axis(state.memory)
@@ -165,8 +161,8 @@ def sharded(
         x, added = memory.add(grads, own)
 
         rows = tuple(_shards.to_shards(_some(x), workers))
-        before = jax.tree.map(lambda a: jnp.stack([a] * workers), there.init(likes))
-        got = _two_stage.to_owners(there, rows, before, likes, comm.fold(0))
+        before = jax.tree.map(lambda a: jnp.stack([a] * workers), there.init())
+        got = _two_stage.to_owners(there, rows, before, comm.fold(0))
         mine = _mine(params, workers, axis_name)
         ahead = drop_worker_axis(state.ahead).reset_rows
         master = tuple(map(operator.add, mine, ahead))
@@ -179,7 +175,7 @@ def sharded(
         lacks = tuple(map(operator.sub, master, mine))
         # Flag the received gradients too, because the inner optimizer may hide a NaN.
         came = got.stats._replace(finite=_finite.all_finite(got.vectors))
-        out = _two_stage.to_all(back, lacks, back.init(likes), likes, comm.fold(1), came)
+        out = _two_stage.to_all(back, lacks, back.init(), comm.fold(1), came)
         change = _rounded(_shards.from_shards(out.vectors, some), _some(updates))
         # The next difference includes the rounding errors of the change and of its sum.
         moved = _rounded(map(operator.add, mine, _mine(change, workers, axis_name)), _some(params))
@@ -215,7 +211,6 @@ def _mine(tree: PyTree, workers: int, axis_name: AxisName) -> Vectors:
 
 
 def _some(tree: PyTree) -> tuple[Any, ...]:
-    """List the leaves that are not empty."""
     return tuple(leaf for leaf in jax.tree.leaves(tree) if leaf.size)
 
 

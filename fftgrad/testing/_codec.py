@@ -115,8 +115,8 @@ def _compiled(codec: Codec, n: int) -> Callable[..., Trip]:
     def trip(x: jax.Array, state: PyTree, number: jax.Array) -> Trip:
         step = _step(number)
         out = codec.compress(x, state, step)
-        buffer = _wire.pack(_wire.Header(True, out.overflow), out.payload)
-        received = _wire.unpack(buffer, out.payload)[1]
+        buffer = _wire.pack(out.payload, overflow=out.overflow)
+        received = _wire.unpack(buffer, out.payload)[0]
         other = step._replace(local=jax.random.key(77))
         selector = codec if isinstance(codec, Selector) else None
         back, few = codec.decompress(out.payload, like, step), out.sparse
@@ -151,7 +151,7 @@ def _shapes(laws: Laws, codec: Codec, run: Callable[..., Trip], n: int) -> None:
     same = "reshape and cast what decompress returns to `like`."
     laws.same_spec(f"decompress for float32[{n}]", back, like, same)
     with laws.running("bytes", f"a payload for float32[{n}] must fit into uint32 words", PACKED):
-        jax.eval_shape(lambda p: _wire.pack(_wire.NOTHING, p), out.payload)
+        jax.eval_shape(_wire.pack, out.payload)
     number = jax.ShapeDtypeStruct((), jnp.int32)
     with laws.running("shapes", rule, remedy):
         state = jax.eval_shape(lambda: _start(codec, n))

@@ -210,7 +210,7 @@ def _sharded_over(
 ) -> tuple[Callable[[], PyTree], Callable[..., Averaged]]:
     """Map `init` and one step over the mesh, on global arrays with a row for each worker."""
     rows, shared = PartitionSpec(axis), PartitionSpec()
-    specs = State(shared, rows, rows)
+    specs = State(shared, rows)
     out_specs: Any = (rows, rows, specs, rows)
 
     def row(x: PyTree, state: State, number: jax.Array) -> Any:

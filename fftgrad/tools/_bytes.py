@@ -183,7 +183,7 @@ def _fault(view: memoryview, spec: Payload, codec: Codec, like: Like) -> str:
 
 def _configuration(codec: Codec, like: Like) -> int:
     # Every array is cast to float32, so its own dtype must not count.
-    return _wire.configuration((codec,), (jax.ShapeDtypeStruct(like.shape, jnp.float32),))
+    return _wire.configuration(codec, jax.ShapeDtypeStruct(like.shape, jnp.float32))
 
 
 def _places(leaves: list[Like]) -> list[tuple[int, int, int]]:

@@ -81,8 +81,8 @@ def waiting(state, workers):
     """The mean of what was not sent yet."""
     held = flat(state.memory.worker_rows.residual, workers).mean(0)
     exchange = state.exchange[0]
-    shards = exchange.shards.worker_rows
-    if shards and jax.tree.leaves(shards.cut_rows):
+    shards = exchange.own.worker_rows
+    if hasattr(shards, "cut_rows"):
         (part,) = shards.cut_rows.residual
         held = held + unshard(np.asarray(part, np.float64), SIZE)
     return held
@@ -172,15 +172,15 @@ def test_groups_are_joined_and_cut_again(groups):
         if fill is None:
             return state
         pieces = np.concatenate([_reshard.cut(row, fast) for row in fill])
-        memory = jax.tree.map(lambda _: pieces, state.exchange[0].shards.worker_rows.cut_rows)
-        shards = state.exchange[0].shards.worker_rows._replace(cut_rows=memory)
-        own = state.exchange[0]._replace(shards=fg.exchanges.PerWorker(shards))
+        memory = jax.tree.map(lambda _: pieces, state.exchange[0].own.worker_rows.cut_rows)
+        shards = state.exchange[0].own.worker_rows._replace(cut_rows=memory)
+        own = state.exchange[0]._replace(own=fg.exchanges.PerWorker(shards))
         return state._replace(exchange=(own,))
 
     x = np.random.default_rng(0).standard_normal((2, SIZE)).astype(np.float32)
     old = state_of((2, 4), x)
     out = fg.checkpoint.reshard_state(old, state_of(groups, None))
-    (residual,) = jax.tree.leaves(out.state.exchange[0].shards.worker_rows.cut_rows)
+    (residual,) = jax.tree.leaves(out.state.exchange[0].own.worker_rows.cut_rows)
     slow, fast = groups
     rows = residual.reshape(slow, fast, -1)
     joined = np.stack([unshard(row, SIZE) for row in np.asarray(rows)])
@@ -270,7 +270,7 @@ def test_what_would_be_lost_is_refused():
     two_levels = fg.compressed_pmean(HIERARCHIES["slow gather"], axis_name=("slow", "fast"))
     state = filled(two_levels, 8)
     with pytest.raises(
-        ValueError, match=r"exchange\.0\.shards\.worker_rows\.cut_rows\.residual\.0\.value has no"
+        ValueError, match=r"exchange\.0\.own\.worker_rows\.cut_rows\.residual\.0\.value has no"
     ):
         fg.checkpoint.reshard_state(state, filled(gather, 8))
     with pytest.warns(RuntimeWarning, match="has no place"):

@@ -112,4 +112,4 @@ def test_a_collective_in_a_loop_is_refused():
         (found,) = _collectives.collectives(around, {AXIS: 4}, X)
         assert found.repeated
     with pytest.raises(ValueError, match="link_bytes of its own"):
-        _collectives.link_bytes(loop, {AXIS: 4}, X)
+        _collectives.unconditional(loop, {AXIS: 4}, X)

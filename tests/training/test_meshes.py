@@ -67,7 +67,7 @@ def test_a_group_loses_nothing_and_only_compressed_bytes_take_the_slow_links(nam
     if exchange.memory == fg.NoMemory() or isinstance(exchange.slow, fg.TwoStage):
         return
     # One residual a group: rows of the mesh, in pieces along its fast axis.
-    (residual,) = jax.tree.leaves(state.exchange[0].shards.worker_rows.cut_rows)
+    (residual,) = jax.tree.leaves(state.exchange[0].own.worker_rows.cut_rows)
     pieces = np.asarray(residual, np.float64).reshape(2, 4, -1)
     groups = np.stack([unshard(group, 117) for group in pieces])
     np.testing.assert_allclose(applied + groups.mean(0), wanted, atol=1e-4)

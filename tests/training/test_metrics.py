@@ -166,7 +166,7 @@ def test_memories_inside_an_exchange_have_a_key_of_their_own():
     tx = fg.compressed_pmean(exchange, axis_name=("slow", "fast"))
     state = jax.eval_shape(tx.init, zeros())
     state = jax.tree.map(lambda a: np.full(a.shape, 2, a.dtype), state)
-    kept = jax.tree.leaves(state.exchange[0].shards.worker_rows.cut_rows.residual)
+    kept = jax.tree.leaves(state.exchange[0].own.worker_rows.cut_rows.residual)
     wanted = 2 * np.sqrt(sum(leaf.size for leaf in kept))
     found = jax.jit(fg.metrics)(state)
     np.testing.assert_allclose(found["exchange_residual"], wanted, rtol=1e-5)

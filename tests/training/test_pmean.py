@@ -233,8 +233,8 @@ def test_what_rounding_drops_of_the_mean_is_not_lost(name, dtype):
 
 def kept_inside(state, shape):
     """The residual that the exchange keeps of its own: of the last leaf, "w", behind "b"."""
-    kept = state.shards.worker_rows
-    if not kept:
+    kept = state.own.worker_rows
+    if not hasattr(kept, "cut_rows"):
         return 0.0
     (pieces,) = jax.tree.leaves(kept.cut_rows)
     groups = np.asarray(pieces, np.float64).reshape(2, 2, -1)
