@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 from cases import EXCHANGES, HIERARCHIES, gradients, sample, values
-from parallel import AXIS
+from parallel import AXES, AXIS, same, two_axes
 from updates import BUCKETS, PAIR, WORKERS, collectives, mapped
 
 import fftgrad as fg
@@ -13,11 +13,6 @@ import fftgrad as fg
 
 def grads(seed=0):
     return jax.tree.map(np.array, gradients(PAIR, WORKERS, seed=seed))
-
-
-def same(a, b):
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in pairs)
 
 
 def is_zero(tree):
@@ -73,14 +68,11 @@ def test_a_bad_step_of_a_hierarchy_leaves_no_trace_by_either_policy(name):
     for policy in ("propagate", "skip"):
         tx = fg.compressed_pmean(
             HIERARCHIES[name],
-            axis_name=("slow", "fast"),
+            axis_name=AXES,
             non_finite=policy,
             bucketing=fg.Bucketing("model", 256),
         )
-        init, update = (
-            jax.jit(jax.vmap(jax.vmap(function, axis_name="fast"), axis_name="slow"))
-            for function in (tx.init, lambda g, s, tx=tx: tx.update(g, s))
-        )
+        init, update = two_axes(tx.init), two_axes(lambda g, s, tx=tx: tx.update(g, s))
         _, before = update(good, init(good))
         found.append((before.memory, before.exchange))
         for leaf in PAIR:
@@ -104,13 +96,15 @@ def test_to_skip_costs_no_byte(name):
     assert sum(c.bytes for c in skip) == sum(c.bytes for c in plain)
 
 
-def test_a_mean_beyond_a_leaf_is_skipped():
-    init, update = mapped(fg.AllReduce(), "skip")
+@pytest.mark.parametrize("policy", ["propagate", "skip"])
+def test_a_mean_beyond_a_leaf_is_a_bad_step(policy):
+    init, update = mapped(fg.AllReduce(), policy)
     rows = {"w": np.full((WORKERS, 3), 6e4, np.float16)}
     state = init(rows)
     held = jax.tree.map(lambda a: np.asarray(a) + np.float32(6e4), state.memory)
     mean, after = update(rows, state._replace(memory=held))
-    assert is_zero(mean)
+    assert mean["w"].dtype == np.float16
+    assert is_zero(mean) if policy == "skip" else not np.isfinite(mean["w"]).all(1).any()
     assert np.all(after.skipped == 1)
     assert same(after.memory, held)
 

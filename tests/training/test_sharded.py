@@ -95,24 +95,6 @@ def test_a_gathered_shard_is_a_whole_vector_to_its_codec():
     assert sent.bytes == fg.wire_bytes(codec, shards[0])
 
 
-def test_feedback_sends_all_in_the_end():
-    x = values((WORKERS, 16, 6))
-
-    def steps(x):
-        def one(residual, _):
-            out = fg.optimizers.compressed_psum_scatter(x + residual, AXIS, TOP)
-            return x + residual - out.sent, out.shard
-
-        residual, shards = jax.lax.scan(one, jnp.zeros_like(x), None, length=200)
-        return residual, jnp.mean(shards, axis=0)
-
-    residual, shard = everywhere("vmap", steps, WORKERS)(x)
-    exact = np.asarray(x, np.float64).sum(0).reshape(WORKERS, 4, 6)
-    lost = rows_of(np.asarray(residual, np.float64).sum(0) / 200, 0, WORKERS)
-    np.testing.assert_allclose(np.asarray(shard) + lost, exact, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(shard, exact, atol=0.05 * np.abs(exact).max())
-
-
 @pytest.mark.parametrize(
     ("codec", "dtype"), [(TOP, "bfloat16"), (fg.UniformQuantizer(4, 16, norm="max"), "float32")]
 )
@@ -311,12 +293,12 @@ def test_feedback_is_that_of_the_gradients_at_a_quarter_of_the_state():
     assert values_of_one == sum(-(-int(np.prod(s)) // WORKERS) for s in SHAPES.values())
 
 
+HIDING = optax.chain(optax.zero_nans(), optax.sgd(0.01, 0.9))
+
+
 @pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=SLOW)])
-@pytest.mark.parametrize("memory", [fg.NoMemory(), fg.ErrorFeedback()], ids=["none", "feedback"])
 @pytest.mark.parametrize(
-    "inner",
-    [optax.sgd(0.01, 0.9), optax.chain(optax.zero_nans(), optax.sgd(0.01, 0.9))],
-    ids=["momentum", "zero_nans"],
+    ("inner", "memory"), [(optax.sgd(0.01, 0.9), fg.NoMemory()), (HIDING, fg.ErrorFeedback())]
 )
 def test_a_bad_step_leaves_no_trace(inner, memory, check_vma):
     """Also where the inner optimizer hides what is not finite."""
@@ -331,51 +313,31 @@ def test_a_bad_step_leaves_no_trace(inner, memory, check_vma):
     assert (int(after.step), int(after.skipped)) == (2, 1)
 
 
-def test_parts_of_the_parameters_have_optimizers_of_their_own():
-    """By labels in a tree like the parameters', an empty leaf among them."""
-    labels = {"w": "adam", "b": "sgd", "deep": "adam", "scale": "sgd", "empty": "adam"}
-    inner = optax.partition({"adam": optax.adam(0.01), "sgd": optax.sgd(0.1)}, labels)
-    tx = fg.optimizers.sharded(inner, WORKERS, gradients=fg.Identity(), parameters=fg.Identity())
-    params = START | {"empty": np.zeros((0, 3), np.float32)}
-
-    def step(grads):
-        mean = jax.lax.pmean(grads, AXIS)
-        exact, _ = inner.update(mean, inner.init(params), params)
-        return tx.update(grads, tx.init(params), params)[0], exact
-
-    grads = BATCHES[0] | {"empty": np.zeros((WORKERS, 0, 3), np.float32)}
-    found, expected = everywhere("vmap", step, WORKERS)(grads)
-    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+SCATTER, GATHER = fg.optimizers.compressed_psum_scatter, fg.optimizers.compressed_all_gather
+WHOLE = functools.partial(fg.optimizers.gather_parameters, step=0)
+WRONG = [
+    (lambda x: SCATTER(x, AXIS).shard, "reshape"),
+    (lambda x: SCATTER(x, AXIS, scatter_dimension=2).shard, "axis 2 is out of bounds"),
+    (
+        lambda x: GATHER(x, AXIS, reference=x),
+        r"reference\): must be of shape \(24, 4\), .*\(6, 4\)",
+    ),
+    (lambda x: GATHER(x.astype(int), AXIS), "float32, bfloat16 or float16 array, got int32"),
+    *(
+        (lambda x, call=call: call({"w": x}, AXIS), "got dict; cast")
+        for call in (SCATTER, GATHER, WHOLE)
+    ),
+    (lambda x: GATHER(x, AXIS, 8), r"codec\): must be a codec, got 8"),
+    (lambda x: WHOLE(x, AXIS, fg.Sign), r"gather_parameters\(gradients\): must be a codec"),
+    (lambda x: WHOLE(x, "other"), "the axis must be bound where it is called"),
+]
 
 
 def test_mistakes():
     x = np.ones((WORKERS, 6, 4), np.float32)
-
-    def on(function):
-        return lambda x: jax.eval_shape(jax.vmap(function, axis_name=AXIS), x)
-
-    with pytest.raises(TypeError, match=r"reshape"):
-        on(lambda x: fg.optimizers.compressed_psum_scatter(x, AXIS).shard)(x)
-    with pytest.raises(ValueError, match="axis 2 is out of bounds"):
-        on(lambda x: fg.optimizers.compressed_psum_scatter(x, AXIS, scatter_dimension=2).shard)(x)
-    with pytest.raises(ValueError, match=r"reference\): must be of shape \(24, 4\).*got \(6, 4\)"):
-        on(lambda x: fg.optimizers.compressed_all_gather(x, AXIS, reference=x))(x)
-    with pytest.raises(TypeError, match="must be a float32, bfloat16 or float16 array, got int32"):
-        on(lambda x: fg.optimizers.compressed_all_gather(x, AXIS))(x.astype(np.int32))
-    for call in (
-        fg.optimizers.compressed_psum_scatter,
-        fg.optimizers.compressed_all_gather,
-        lambda tree, axis: fg.optimizers.gather_parameters(tree, axis, step=0),
-    ):
-        with pytest.raises(TypeError, match="got dict; cast it"):
-            on(lambda x, call=call: call({"w": x}, AXIS))(x)
-    with pytest.raises(TypeError, match=r"codec\): must be a codec, got 8"):
-        on(lambda x: fg.optimizers.compressed_all_gather(x, AXIS, 8))(x)
-    with pytest.raises(TypeError, match=r"gather_parameters\(gradients\): must be a codec"):
-        on(lambda x: fg.optimizers.gather_parameters(x, AXIS, fg.Sign, step=0))(x)
-    with pytest.raises(ValueError, match="the axis must be bound where it is called"):
-        fg.optimizers.gather_parameters(x[0], AXIS, step=0)
+    for call, match in WRONG:
+        with pytest.raises((TypeError, ValueError), match=match):
+            jax.eval_shape(jax.vmap(call, axis_name=AXIS), x)
     step, *start = run(fg.optimizers.sharded(optax.sgd(0.1), 2))
     with pytest.raises(ValueError, match=r"sharded\(workers\): must be the size of the axis"):
         jax.eval_shape(step, *start, BATCHES[0])

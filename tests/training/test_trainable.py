@@ -151,16 +151,6 @@ def test_it_follows_the_sharding_of_the_parameters():
     assert state[1][0].nu["layers"][0]["lora"].sharding.spec == P(None, "model")
 
 
-def test_optax_finds_what_is_like_the_parameters():
-    tx = fg.trainable(optimizer(), MASK)
-    state = jax.eval_shape(tx.init, LIKE)
-    found = optax.tree_utils.tree_map_params(
-        tx, lambda _: "param", state, transform_non_params=lambda _: "other"
-    )
-    assert found[1][0].nu["layers"][0]["lora"] == "param"
-    assert found[0].memory.worker_rows.residual["layers"][0]["lora"] == "param"
-
-
 class Adapted(nnx.Module):
     """A dense layer and its adapter."""
 
