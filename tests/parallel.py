@@ -93,10 +93,8 @@ def everywhere(mode: str, function, workers: int):
 
 def train_step(tx, workers: int, *, check_vma: bool = True, like=None):
     """`init` and `update` of a transformation under shard_map, compiled, with the state sharded."""
-    from fftgrad import state_specs
-
     mesh = mesh_of(workers)
-    specs = state_specs(jax.eval_shape(tx.init, like), AXIS)
+    specs = fg.state_specs(jax.eval_shape(tx.init, like), AXIS)
     wrap = functools.partial(jax.shard_map, mesh=mesh, check_vma=check_vma)
 
     def update(rows, state):

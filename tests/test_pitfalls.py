@@ -25,12 +25,6 @@ def round_trip(codec, x):
     return fg.decompress(codec, fg.compress(codec, x, step=STEP), x, step=STEP)
 
 
-def first_update(tx, grads):
-    """The update of worker 0 in the first step."""
-    updates = everywhere("vmap", lambda g: tx.update(g, tx.init(g))[0], 4)(grads)
-    return jax.tree.map(lambda leaf: leaf[0], updates)
-
-
 def test_positions_do_not_take_the_width_of_values():
     codec = fg.chain(fg.TopK(k=2), fg.Cast("float16"))
     x = np.zeros(200_000, np.float32)
@@ -134,13 +128,12 @@ def test_feedback_piles_up_what_few_levels_round_by_chance():
 def test_clipping_comes_before_accumulation():
     grads = 100 * values((4, 50))
     clip = fg.training.clip_by_local_norm(2.0)
-    np.testing.assert_allclose(np.linalg.norm(first_update(clip, grads)), 2.0, rtol=1e-5)
     for exchange in (fg.methods.dgc(1.0), fg.AllReduce()):
         tx = optax.chain(clip, fg.compressed_pmean(exchange, axis_name=AXIS))
         update = everywhere("vmap", lambda g, tx=tx: tx.update(g, tx.init(g))[0], 4)
-        assert np.linalg.norm(update(grads)[0]) < 2.0
+        assert np.linalg.norm(np.asarray(update(grads))[0]) < 2.0
         alike = np.stack([grads[0]] * 4)
-        np.testing.assert_allclose(np.linalg.norm(update(alike)[0]), 2.0, rtol=1e-5)
+        np.testing.assert_allclose(np.linalg.norm(np.asarray(update(alike))[0]), 2.0, rtol=1e-5)
     with pytest.raises(ValueError, match=r"clip_by_local_norm\(max_norm\)"):
         fg.training.clip_by_local_norm(0.0)
 
@@ -152,7 +145,8 @@ def test_a_norm_of_any_size_is_clipped(size):
     grads = {"w": values((4, 100)) / 100 * size, "b": np.full((4, 1), size)}
     bound = size / 2
     tx = fg.training.clip_by_local_norm(bound)
-    clipped = jax.jit(jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name=AXIS))(grads)
+    clip = jax.jit(jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name=AXIS))
+    clipped = jax.device_get(clip(grads))
     for row in range(4):
         given, found = (
             np.concatenate([np.asarray(t[n][row], np.float64).ravel() for n in ("w", "b")])

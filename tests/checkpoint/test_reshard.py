@@ -204,7 +204,8 @@ def test_names_alone_make_no_state():
 
 def test_variables_of_nnx_are_marked_as_their_arrays_are():
     tx = feedback(fg.TwoStage(fg.Threshold(fraction=0.1), 4))
-    params = nnx.state(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), nnx.Param)
+    made = nnx.eval_shape(lambda: nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
+    params = nnx.state(made, nnx.Param)
     state = jax.eval_shape(tx.init, nnx.to_pure_dict(params))
     plain = {name: leaf.mark for name, leaf in _reshard.describe(state).items()}
     variables = jax.tree.map(nnx.Variable, serialization.to_state_dict(state))

@@ -125,7 +125,7 @@ def test_parts_of_ones_own_lose_nothing(memory):
         state, means = jax.lax.scan(lambda s, g: tx.update(g, s)[::-1], state, grads)
         return means.sum(0), state.memory.worker_rows
 
-    means, held = jax.jit(jax.vmap(run, axis_name=AXIS))(rows)
+    means, held = jax.device_get(jax.jit(jax.vmap(run, axis_name=AXIS))(rows))
     held = np.asarray(jax.tree.leaves(held)[0]).reshape(4, -1).mean(0)
     wanted = held if isinstance(memory, Record) else rows.sum(1).mean(0) - held
     np.testing.assert_allclose(means[0], wanted, atol=1e-6)

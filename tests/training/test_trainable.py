@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import METHODS, gradients
+from cases import METHODS, SLOW, gradients
 from flax import nnx
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
@@ -58,7 +58,7 @@ QUICK = {"diloco", "scale_by_dion", "feedback_adam", "sharded"}
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in METHODS]
+    "name", [n if n in QUICK else pytest.param(n, marks=SLOW) for n in METHODS]
 )
 def test_every_method_does_what_it_does_without_the_frozen_leaves(name):
     """Updates and states to the bit, while the gradients of the frozen leaves are NaN."""

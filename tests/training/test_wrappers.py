@@ -14,11 +14,12 @@ import fftgrad as fg
 LIKE = {"w": jax.ShapeDtypeStruct((10, 11), "float32"), "b": jax.ShapeDtypeStruct((7,), "float32")}
 ZEROS = zeros(LIKE)
 EXCHANGE = fg.AllGather(CODECS["top-k 6 bits"])
+SIGNS = fg.AllGather(fg.Sign())
 CHECKED = pytest.mark.parametrize("check_vma", [True, False])
 
 
-def compressed(**options):
-    return fg.compressed_pmean(EXCHANGE, fg.ErrorFeedback(), axis_name=AXIS, **options)
+def compressed(exchange=EXCHANGE, **options):
+    return fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS, **options)
 
 
 def of_step(seed):
@@ -99,13 +100,14 @@ def test_delayed_no_collective_waits_for_the_gradient():
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_bucket_waits_for_its_own_leaves_only(reverse):
     """Leaves come in the order b, w; buckets from the last one on."""
-    tx = compressed(bucketing=fg.Bucketing(bucket_bytes=4 * 110)) if reverse else compressed()
+    options = {"bucketing": fg.Bucketing(bucket_bytes=4 * 110)} if reverse else {}
+    tx = compressed(SIGNS, **options)
     assert [reads_gradient(tx, leaf)[0] for leaf in ("b", "w")] == [not reverse, True]
 
 
 def test_a_bucket_waits_for_the_one_before_it():
     """By more than a barrier, or a scheduler would put all collectives at the end."""
-    tx = compressed(bucketing=fg.Bucketing("leaf", bucket_bytes=4 * 110))
+    tx = compressed(SIGNS, bucketing=fg.Bucketing("leaf", bucket_bytes=4 * 110))
     more = {**ZEROS, "x": ZEROS["w"]}
     found = {leaf: reads_gradient(tx, leaf, more) for leaf in more}
     assert found == {"b": [False] * 2 + [True], "w": [False, True, True], "x": [True] * 3}
