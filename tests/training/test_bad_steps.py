@@ -27,7 +27,7 @@ def is_finite(tree):
 @pytest.mark.parametrize("make", [fg.AllGather, fg.AllReduce])
 def test_a_bad_bucket_does_not_make_the_next_one_overflow(make):
     init, update = mapped(make(fg.Fft(half=True)), memory=fg.NoMemory(), bucketing=BUCKETS)
-    large = jax.tree.map(np.array, gradients(PAIR, WORKERS))
+    large = gradients(PAIR, WORKERS)
     for leaf in large.values():
         leaf[1, 3, 3] = 2e5
     _, after = update(large, init(large))
@@ -43,7 +43,7 @@ def test_a_bad_bucket_does_not_make_the_next_one_overflow(make):
 
 
 def grads(seed=0):
-    return jax.tree.map(np.array, gradients(PAIR, WORKERS, seed=seed))
+    return gradients(PAIR, WORKERS, seed=seed)
 
 
 def is_zero(tree):
@@ -94,7 +94,7 @@ def test_a_bad_step_leaves_no_trace_by_either_policy(name):
 
 @pytest.mark.parametrize("name", sample(HIERARCHIES))
 def test_a_bad_step_of_a_hierarchy_leaves_no_trace_by_either_policy(name):
-    good = jax.tree.map(lambda a: np.array(a).reshape(2, 4, 8, 8), gradients(PAIR, 8))
+    good = jax.tree.map(lambda a: a.reshape(2, 4, 8, 8), gradients(PAIR, 8))
     found = []
     for policy in ("propagate", "skip"):
         tx = fg.compressed_pmean(
@@ -191,7 +191,7 @@ def test_an_optimizer_recovers_from_a_bad_step(name):
     for bad in (np.nan, np.inf):
         state, moved = init(gradients(LIKE, WORKERS)), []
         for step in range(5):
-            grads = jax.tree.map(np.array, gradients(LIKE, WORKERS, seed=step))
+            grads = gradients(LIKE, WORKERS, seed=step)
             if step == 2:
                 grads["w"][1, 3, 2] = bad
             updates, state = update(grads, state)

@@ -31,7 +31,7 @@ def hierarchical(exchange, check_vma=True):
 
 
 def of_step(seed=0):
-    return jax.tree.map(np.asarray, gradients(LIKE, 8, seed=seed))
+    return gradients(LIKE, 8, seed=seed)
 
 
 @pytest.mark.parametrize("name", sample(HIERARCHIES))

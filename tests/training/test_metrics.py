@@ -19,7 +19,7 @@ WORKERS = 4
 
 
 def of_step(step, bad=False):
-    grads = jax.tree.map(np.array, gradients(LIKE, WORKERS, seed=step))
+    grads = gradients(LIKE, WORKERS, seed=step)
     if bad:
         grads["w"][1, 2, 3] = np.nan
     return grads

@@ -16,7 +16,7 @@ NARROW = fg.ErrorFeedback(dtype="bfloat16")
 
 def run(tx, steps, *, mode="shard_map", like=LIKE):
     """What is applied in each step, the gradients, and the last state, of all workers."""
-    grads = [jax.tree.map(np.asarray, gradients(like, WORKERS, seed=n)) for n in range(steps)]
+    grads = [gradients(like, WORKERS, seed=n) for n in range(steps)]
     state = jax.jit(jax.vmap(tx.init))(grads[0])
     update = everywhere(mode, lambda g, s: tx.update(g, s), WORKERS)
     applied = []

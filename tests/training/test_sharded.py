@@ -312,7 +312,7 @@ LIKE = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in SHAPES
 
 
 START = {k: values(s, seed=7) for k, s in SHAPES.items()}
-BATCHES = [jax.tree.map(np.array, gradients(LIKE, WORKERS, seed=i)) for i in range(5)]
+BATCHES = [gradients(LIKE, WORKERS, seed=i) for i in range(5)]
 
 
 def run(tx, check_vma=True, params=START):

@@ -135,7 +135,7 @@ def test_every_method_weighs_the_gradients_or_refuses(name):
         return params
 
     run = everywhere("vmap", trained, WORKERS)
-    grads = jax.tree.map(lambda g: np.asarray(g) / 256, gradients(LIKE, WORKERS))
+    grads = jax.tree.map(lambda g: g / 256, gradients(LIKE, WORKERS))
     equal, weights = np.ones(WORKERS, np.float32), np.float32([1, 2, 1, 0])
     if kind in VOTES | PARAMETERS:
         with pytest.raises(ValueError, match=r"update\(weight\): must be left out"):

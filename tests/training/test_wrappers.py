@@ -22,11 +22,7 @@ def compressed(exchange=EXCHANGE, **options):
     return fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS, **options)
 
 
-def of_step(seed):
-    return jax.tree.map(np.asarray, gradients(LIKE, 4, seed=seed))
-
-
-GRADS = [of_step(seed) for seed in range(4)]
+GRADS = [gradients(LIKE, 4, seed=seed) for seed in range(4)]
 
 
 def run(tx, grads=GRADS, *, check_vma=True):
