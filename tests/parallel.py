@@ -10,13 +10,50 @@ from jax.sharding import PartitionSpec as P
 
 import fftgrad as fg
 
-AXIS = "data"
+AXIS, AXES = "data", ("slow", "fast")
 
 MODES = ["shard_map", "shard_map unchecked", "pmap", "vmap"]
 
 
-def mesh_of(workers: int) -> Mesh:
-    return Mesh(np.array(jax.devices()[:workers]), (AXIS,), axis_types=(AxisType.Auto,))
+def mesh_of(workers: int, kind=AxisType.Auto) -> Mesh:
+    return Mesh(np.array(jax.devices()[:workers]), (AXIS,), axis_types=(kind,))
+
+
+def grid(slow: int, fast: int, names=AXES, kinds=(AxisType.Auto,) * 2) -> Mesh:
+    """A mesh of two axes."""
+    devices = np.array(jax.devices()[: slow * fast]).reshape(slow, fast)
+    return Mesh(devices, names, axis_types=kinds)
+
+
+def with_model(kinds=(AxisType.Auto,) * 2) -> Mesh:
+    """Four workers, each of two devices along a model axis."""
+    return grid(4, 2, (AXIS, "model"), kinds)
+
+
+def two_axes(function):
+    """The compiled function of stacked trees, `[slow, fast, ...]`."""
+    return jax.jit(jax.vmap(jax.vmap(function, axis_name="fast"), axis_name="slow"))
+
+
+def zeros(like):
+    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
+
+
+def same(a, b) -> bool:
+    """Whether all leaves have the same bits."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in pairs)
+
+
+def assert_close(a, b) -> None:
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+def flat(tree, axes: int = 0):
+    """All values as one vector of float64, behind these axes."""
+    leaves = [np.asarray(leaf).astype(np.float64) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate([a.reshape(*a.shape[:axes], -1) for a in leaves], axis=axes)
 
 
 def of_size(exchange, workers: int):
@@ -56,10 +93,8 @@ def everywhere(mode: str, function, workers: int):
 
 def train_step(tx, workers: int, *, check_vma: bool = True, like=None):
     """`init` and `update` of a transformation under shard_map, compiled, with the state sharded."""
-    from fftgrad import state_specs
-
     mesh = mesh_of(workers)
-    specs = state_specs(jax.eval_shape(tx.init, like), AXIS)
+    specs = fg.state_specs(jax.eval_shape(tx.init, like), AXIS)
     wrap = functools.partial(jax.shard_map, mesh=mesh, check_vma=check_vma)
 
     def update(rows, state):

@@ -6,7 +6,6 @@ import inspect
 import pathlib
 import re
 import runpy
-import subprocess
 import sys
 
 import jax
@@ -137,19 +136,6 @@ def test_the_core_imports_jax_optax_and_numpy_only():
             elif isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
             assert {name.split(".")[0] for name in names} <= allowed, file
-
-
-def test_making_a_transformation_starts_no_backend():
-    """Or jax.distributed could not be initialized after it."""
-    code = (
-        "import fftgrad as fg;"
-        "method = fg.methods.fft_sparsification(theta_schedule={0: 0.9, 5: 0.0});"
-        "fg.compressed_pmean(method, axis_name='data');"
-        "fg.codecs.FixedRangeFloat.tuned(-1.0, 1.0, bits=8), fg.Cast('bfloat16');"
-        "from jax._src import xla_bridge;"
-        "assert not xla_bridge.backends_are_initialized()"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 @pytest.mark.smoke

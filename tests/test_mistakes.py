@@ -189,8 +189,6 @@ MISTAKES = [
         lambda: pmean().update(GRADS, pmean().init(GRADS)),
         r"got no such axis; make the step by fg\.data_parallel, or call it inside jax\.shard_map",
     ),
-    (lambda: step(pmean(key=0.5)), r"got 0\.5; use key=0"),
-    (lambda: fg.Step.of("seed"), r"got 'seed'; use key=0"),
     (lambda: step(pmean(track_error=True), pmean()), "start from"),
     (lambda: step(pmean(), optax.adam(0.1)), "must be a CompressedPmeanState"),
     (lambda: fg.metrics(optax.adam(0.1).init(jnp.ones(3))), "pass the optimizer's"),
@@ -335,10 +333,13 @@ def test_the_largest_seed_is_one_of_its_own():
     assert not np.array_equal(largest, jax.random.key_data(fg.Step.of(0).shared))
 
 
-@pytest.mark.parametrize("seed", [np.int64(3), np.uint8(3), jnp.int32(3), np.array(3)], ids=repr)
-def test_any_integer_is_a_seed(seed):
-    same = [jax.random.key_data(fg.Step.of(s).shared) for s in (3, seed)]
-    np.testing.assert_array_equal(*same)
+def test_any_integer_is_a_seed():
+    own, *others = [
+        jax.random.key_data(fg.Step.of(seed).shared)
+        for seed in (3, np.int64(3), np.uint8(3), jnp.int32(3), np.array(3))
+    ]
+    for other in others:
+        np.testing.assert_array_equal(own, other)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])

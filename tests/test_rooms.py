@@ -1,6 +1,7 @@
 """The house keeps its floors: no import upward, no circle, nothing loose at the root."""
 
 import ast
+import functools
 import pathlib
 import subprocess
 import sys
@@ -29,7 +30,7 @@ FLOORS = [
     ["__main__"],
 ]
 BESIDE = {"planning", "checkpoint", "contrib", "islands", "testing"}
-"""What the core imports nothing of."""
+"""What the core does not load."""
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 
@@ -60,56 +61,59 @@ def imports(file: pathlib.Path) -> set[str]:
     return {module for module in found if module.split(".")[0] == "fftgrad"}
 
 
-def files() -> dict[str, pathlib.Path]:
-    return {
-        ".".join(file.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(
-            ".__init__"
-        ): file
-        for file in ROOT.rglob("*.py")
-    }
+def module_of(file: pathlib.Path) -> str:
+    name = ".".join(file.relative_to(ROOT.parent).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+@functools.cache
+def graph() -> dict[str, set[str]]:
+    """What each module imports of fftgrad."""
+    return {module_of(file): imports(file) for file in ROOT.rglob("*.py")}
 
 
 def test_every_room_has_a_floor():
-    assert {room_of(module) for module in files()} == set(FLOOR)
+    assert {room_of(module) for module in graph()} == set(FLOOR)
 
 
 def test_nothing_imports_upward():
-    for module, file in files().items():
-        for other in imports(file):
+    for module, imported in graph().items():
+        for other in imported:
             own, its = room_of(module), room_of(other)
             assert FLOOR[its] < FLOOR[own] or its == own, f"{module} imports {other}"
 
 
-def test_the_core_imports_nothing_of_what_is_beside_it():
-    for module, file in files().items():
-        if room_of(module) not in {*BESIDE, "__init__", "__main__"}:
-            assert not {room_of(other) for other in imports(file)} & BESIDE, module
-
-
-def test_importing_it_loads_the_core_alone():
-    code = "import sys, fftgrad; print(*sys.modules)"
-    said = subprocess.run(
-        [sys.executable, "-c", code], check=True, cwd=ROOT.parent, capture_output=True
-    )
-    loaded = set(said.stdout.decode().split())
-    extras = {"dp_accounting", "flax", "matplotlib", "orbax", "safetensors"}
-    extras |= {"obstore"}
-    assert not loaded & (extras | {f"fftgrad.{room}" for room in BESIDE})
-
-
 def test_there_is_no_circle():
-    graph = {module: imports(file) for module, file in files().items()}
-
     def visit(module: str, path: tuple[str, ...]) -> None:
         assert module not in path, " -> ".join((*path, module))
-        for other in graph.get(module, set()):
-            if module not in done:
-                visit(other, (*path, module))
+        for other in graph().get(module, set()) - done:
+            visit(other, (*path, module))
         done.add(module)
 
     done: set[str] = set()
-    for module in graph:
+    for module in graph():
         visit(module, ())
+
+
+STARTED = """
+import sys, fftgrad as fg
+print(*sys.modules)
+method = fg.methods.fft_sparsification(theta_schedule={0: 0.9, 5: 0.0})
+fg.compressed_pmean(method, axis_name="data")
+fg.codecs.FixedRangeFloat.tuned(-1.0, 1.0, bits=8), fg.Cast("bfloat16")
+from jax._src import xla_bridge
+assert not xla_bridge.backends_are_initialized()
+"""
+
+
+def test_importing_it_loads_the_core_alone_and_a_transformation_starts_no_backend():
+    """Or jax.distributed could not be initialized after it."""
+    said = subprocess.run(
+        [sys.executable, "-c", STARTED], check=True, cwd=ROOT.parent, capture_output=True, text=True
+    )
+    extras = {"dp_accounting", "flax", "matplotlib", "orbax", "safetensors", "obstore"}
+    extras |= {f"fftgrad.{room}" for room in BESIDE}
+    assert not set(said.stdout.split()) & extras
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pathlib
 import re
 
 import pytest
+from cases import SLOW
 from test_docs import CODE, LINK, anchors
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -58,14 +59,11 @@ def near(one, other):
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "file",
-    [
-        pytest.param(file, marks=[] if file.stem in QUICK else [pytest.mark.slow], id=file.stem)
-        for file in TUTORIALS
-    ],
+    [pytest.param(f, marks=[] if f.stem in QUICK else SLOW, id=f.stem) for f in TUTORIALS],
 )
 def test_a_tutorial_prints_what_is_stored(file):
     """And no warnings, which would be on the stream of errors."""
-    executed = pytest.importorskip("tutorials").executed(file)
+    executed = pytest.importorskip("make_tutorials").executed(file)
     now = [cell for cell in executed["cells"] if cell["cell_type"] == "code"]
     streams = {output.get("name") for cell in now for output in cell["outputs"]}
     assert streams <= {"stdout", None}

@@ -60,15 +60,8 @@ def in_wrappers():
     )
     rate = optax.linear_schedule(1e-2, 1e-3, 5)
     after = optax.apply_if_finite(optax.inject_hyperparams(optax.adamw)(rate), 3)
-    return fg.multi_steps(
-        optax.chain(
-            fg.local_state(optax.adam(1e-2)),
-            fg.training.delay(),
-            mean,
-            after,
-        ),
-        every=3,
-    )
+    local = fg.local_state(optax.adam(1e-2))
+    return fg.multi_steps(optax.chain(local, fg.training.delay(), mean, after), every=3)
 
 
 def in_fragments():
@@ -124,10 +117,7 @@ def test_a_state_comes_back_to_the_bit(tmp_path, name):
 def sharded(workers):
     """A mesh, a transformation on it, a step, and a fresh tree."""
     mesh = mesh_of(workers)
-    tx = optax.chain(
-        feedback(),
-        optax.rmsprop(1e-2),
-    )
+    tx = optax.chain(feedback(), optax.rmsprop(1e-2))
 
     def step(params, state, g):
         updates, state = tx.update(jax.tree.map(lambda a: a[0], g), state, params)
@@ -193,6 +183,8 @@ def test_with_another_number_of_workers(tmp_path, run, workers):
     assert found.workers == (WORKERS, workers)
     wanted = fg.checkpoint.reshard_state(tree["state"], fresh["state"])
     assert_same(found.tree["state"], wanted.state)
+    where = [jax.tree.map(lambda a: a.sharding, t["state"]) for t in (found.tree, fresh)]
+    assert where[0] == where[1]
     mean = [
         np.asarray(t["state"][0].memory.worker_rows.residual["w"]).mean(0)
         for t in (tree, found.tree)

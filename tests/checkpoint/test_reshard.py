@@ -14,9 +14,7 @@ from cases import EXCHANGES, HIERARCHIES, MEMORIES, kinds_of_state, sample
 from flax import nnx, serialization
 from hypothesis import stateful
 from hypothesis import strategies as st
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from parallel import AXIS, mesh_of, of_size, unshard
+from parallel import AXIS, flat, of_size, same, unshard, zeros
 
 import fftgrad as fg
 from fftgrad import checkpoint
@@ -24,7 +22,7 @@ from fftgrad.checkpoint import _reshard
 
 LIKE = {"w": jax.ShapeDtypeStruct((19, 7), "float32"), "b": jax.ShapeDtypeStruct((20,), "float32")}
 SIZE = 19 * 7 + 20
-ZEROS = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), LIKE)
+ZEROS = zeros(LIKE)
 
 
 def grads(workers, seed):
@@ -72,14 +70,9 @@ def fresh(tx, workers):
     return to_rows(jax.jit(jax.vmap(tx.init, axis_size=workers, in_axes=None))(ZEROS))
 
 
-def flat(tree, workers):
-    rows = [np.asarray(a).astype(np.float64).reshape(workers, -1) for a in jax.tree.leaves(tree)]
-    return np.concatenate(rows, axis=1)
-
-
-def waiting(state, workers):
+def waiting(state):
     """The mean of what was not sent yet."""
-    held = flat(state.memory.worker_rows.residual, workers).mean(0)
+    held = flat(state.memory.worker_rows.residual, 1).mean(0)
     exchange = state.exchange[0]
     shards = exchange.own.worker_rows
     if hasattr(shards, "cut_rows"):
@@ -123,11 +116,6 @@ def filled(tx, workers, seed=0):
     shapes = jax.eval_shape(init, ZEROS)
     state = jax.tree.map(lambda s: (9 * rng.standard_normal(s.shape)).astype(s.dtype), shapes)
     return to_rows(state)
-
-
-def same(some, others):
-    pairs = zip(jax.tree.leaves(some), jax.tree.leaves(others), strict=True)
-    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
 
 
 @pytest.mark.parametrize("name", sample(EXCHANGES, kinds_of_state))
@@ -216,7 +204,8 @@ def test_names_alone_make_no_state():
 
 def test_variables_of_nnx_are_marked_as_their_arrays_are():
     tx = feedback(fg.TwoStage(fg.Threshold(fraction=0.1), 4))
-    params = nnx.state(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), nnx.Param)
+    made = nnx.eval_shape(lambda: nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
+    params = nnx.state(made, nnx.Param)
     state = jax.eval_shape(tx.init, nnx.to_pure_dict(params))
     plain = {name: leaf.mark for name, leaf in _reshard.describe(state).items()}
     variables = jax.tree.map(nnx.Variable, serialization.to_state_dict(state))
@@ -247,7 +236,7 @@ def test_a_residual_goes_on_behind_another_method(name, after):
     exchange, more = OTHERS[name]
     tx = feedback(of_size(exchange, after), **more)
     new = fg.checkpoint.reshard_state(state, fresh(tx, after)).state
-    np.testing.assert_allclose(waiting(new, after), waiting(state, 4), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(waiting(new), waiting(state), rtol=1e-5, atol=1e-5)
     jax.eval_shape(updating(tx), grads(after, 0), to_stacked(new, after))
 
 
@@ -260,7 +249,7 @@ def test_a_residual_goes_on_in_another_dtype(dtypes):
     for after in (4, 3):
         out = fg.checkpoint.reshard_state(state, filled(new, after))
         assert out.state.memory.worker_rows.residual["w"].dtype == dtypes[1]
-        held, wanted = waiting(out.state, after), waiting(state, 4)
+        held, wanted = waiting(out.state), waiting(state)
         np.testing.assert_allclose(held, wanted, rtol=5e-2, atol=5e-2)
 
 
@@ -282,37 +271,6 @@ def test_what_would_be_lost_is_refused():
     with pytest.warns(RuntimeWarning, match="velocity"):
         out = fg.checkpoint.reshard_state(state, filled(dgc, 4), missing="zero")
     assert same(out.state.memory.worker_rows.residual, state.memory.worker_rows.residual)
-
-
-def test_it_is_placed_where_the_fresh_state_is_and_trains():
-    """From 8 devices to 3, through fg.init_state and data_parallel, with an optimizer behind it."""
-    states = []
-    for workers in (8, 3):
-        mesh = mesh_of(workers)
-        tx = optax.chain(
-            fg.local_state(optax.scale_by_adam()),
-            feedback(EXCHANGES["gather top-k"]),
-            optax.rmsprop(1e-2, bias_correction=True),
-        )
-
-        def step(params, state, g, tx=tx):
-            updates, state = tx.update(jax.tree.map(lambda a: a[0], g), state, params)
-            return optax.apply_updates(params, updates), state
-
-        train = fg.data_parallel(step, mesh, AXIS)
-        params = jax.device_put(ZEROS, NamedSharding(mesh, P()))
-        state = fg.init_state(tx, params, mesh, AXIS)
-        if states:
-            want = jax.tree.map(lambda a: a.sharding, state)
-            state = fg.checkpoint.reshard_state(states[0], state).state
-            assert jax.tree.map(lambda a: a.sharding, state) == want
-            assert int(state[2][0].count) == 2
-            assert np.all(np.asarray(state[0].worker_rows.count) == 2)
-        for seed in range(2):
-            params, state = train(params, state, grads(workers, seed))
-        states.append(state)
-        assert int(state[1].skipped) == 0
-    assert int(states[1][1].step) == 4
 
 
 def test_keys_of_workers_stay_different():
@@ -382,7 +340,7 @@ class Life(stateful.RuleBasedStateMachine):
     def update(self, g):
         mean, state = updating(self.tx())(g, to_stacked(self.state, self.workers))
         self.state = to_rows(state)
-        rows = flat(mean, self.workers)
+        rows = flat(mean, 1)
         np.testing.assert_array_equal(rows, rows[:1].repeat(self.workers, axis=0))
         return rows[0]
 
@@ -390,7 +348,7 @@ class Life(stateful.RuleBasedStateMachine):
     def step(self, seed):
         g = grads(self.workers, seed)
         self.gone = self.gone + self.update(g)
-        self.came = self.came + flat(g, self.workers).mean(0)
+        self.came = self.came + flat(g, 1).mean(0)
 
     @stateful.rule(seed=st.integers(0, 1000), bad=st.sampled_from([np.nan, np.inf, -np.inf]))
     def skip(self, seed, bad):
@@ -428,7 +386,7 @@ class Life(stateful.RuleBasedStateMachine):
     def nothing_is_lost(self):
         if not hasattr(self, "state"):
             return
-        held = waiting(self.state, self.workers)
+        held = waiting(self.state)
         np.testing.assert_allclose(self.gone + held, self.came, rtol=1e-3, atol=1e-3)
         assert int(self.state.skipped) == self.skipped
 

@@ -8,33 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import EXCHANGES, gradients, sample, values
-from jax.sharding import AxisType
+from cases import EXCHANGES, HIERARCHIES, gradients, sample, values
 from jax.sharding import PartitionSpec as P
-from parallel import AXIS, everywhere
-from updates import BUCKETS, PAIR, WORKERS, mapped
+from parallel import AXES, AXIS, everywhere, same, two_axes, with_model
+from updates import BUCKETS, PAIR, WORKERS, collectives, mapped
 
 import fftgrad as fg
-
-AXES = ("slow", "fast")
 
 
 def vmapped(tx, workers=WORKERS):
     return jax.jit(jax.vmap(tx.init)), everywhere("vmap", lambda g, s: tx.update(g, s), workers)
-
-
-def over_two_axes(tx):
-    """`init` and `update` over ("slow", "fast") of 2 and 4 workers."""
-
-    def twice(function):
-        return jax.vmap(jax.vmap(function, axis_name="fast"), axis_name="slow")
-
-    return jax.jit(twice(tx.init)), jax.jit(twice(lambda g, s: tx.update(g, s)))
-
-
-def same(a, b):
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return all(np.array_equal(x, y) for x, y in pairs)
 
 
 def is_finite(tree):
@@ -44,7 +27,7 @@ def is_finite(tree):
 @pytest.mark.parametrize("make", [fg.AllGather, fg.AllReduce])
 def test_a_bad_bucket_does_not_make_the_next_one_overflow(make):
     init, update = mapped(make(fg.Fft(half=True)), memory=fg.NoMemory(), bucketing=BUCKETS)
-    large = jax.tree.map(np.array, gradients(PAIR, WORKERS))
+    large = gradients(PAIR, WORKERS)
     for leaf in large.values():
         leaf[1, 3, 3] = 2e5
     _, after = update(large, init(large))
@@ -56,39 +39,127 @@ def test_a_bad_bucket_does_not_make_the_next_one_overflow(make):
         np.testing.assert_array_equal(update(bad, after)[1].overflow, counted)
 
 
-def test_nothing_is_lost_by_two_stages_when_steps_are_skipped():
-    """Sum of what was applied + the residuals = sum of the good steps' gradients."""
-    init, update = mapped(EXCHANGES["two stages"], bucketing=BUCKETS)
-    state = init(gradients(PAIR, WORKERS))
-    applied, wanted = np.zeros(128), np.zeros(128)
-    for step in range(6):
-        grads = jax.tree.map(np.array, gradients(PAIR, WORKERS, seed=step))
-        if step in (1, 4):
-            grads["a" if step == 1 else "b"][:] = np.nan if step == 1 else np.inf
-        mean, state = update(grads, state)
-        if step not in (1, 4):
-            applied += np.concatenate([np.asarray(mean[k][0], np.float64).ravel() for k in PAIR])
-            wanted += np.concatenate([grads[k].mean(0).ravel() for k in PAIR])
-    left = np.concatenate(
-        [np.asarray(state.memory.worker_rows.residual[k]).mean(0).ravel() for k in PAIR]
+# By either policy
+
+
+def grads(seed=0):
+    return gradients(PAIR, WORKERS, seed=seed)
+
+
+def is_zero(tree):
+    return all(not np.any(leaf) for leaf in jax.tree.leaves(tree))
+
+
+ADAPTIVE = {
+    "adacomp": fg.AllGather(fg.codecs.AdaComp(bin_size=20)),
+    "reused threshold": fg.AllGather(fg.Threshold(fraction=0.1, reuse=3)),
+    "threshold of a leader": fg.LeaderTopK(fg.Threshold(fraction=0.1, reuse=3)),
+    "two stages of one side": fg.TwoStage(
+        fg.chain(fg.codecs.AlternatingSign(), fg.TopK(k=8)), workers=WORKERS
+    ),
+    "two stages of bins": fg.TwoStage(fg.codecs.AdaComp(bin_size=8), workers=WORKERS),
+    "ladder of two stages": fg.Ladder((fg.TwoStage(fg.Sign(), workers=WORKERS),)),
+}
+STATEFUL = {
+    *("adacomp", "reused threshold", "threshold of a leader", "two stages of bins"),
+    *("low rank", "low rank in turns"),
+}
+
+
+@pytest.mark.parametrize("name", [*sample(EXCHANGES), *ADAPTIVE])
+def test_a_bad_step_leaves_no_trace_by_either_policy(name):
+    """In no bucket; where all is finite, the policies agree to the bit."""
+    found = []
+    for policy in ("propagate", "skip"):
+        init, update = mapped({**EXCHANGES, **ADAPTIVE}[name], policy, bucketing=BUCKETS)
+        start = init(grads())
+        _, before = update(grads(), start)
+        if name in STATEFUL:  # or this would show nothing
+            assert not same(start.exchange, before.exchange)
+        found.append((before, update(grads(1), before)))
+        assert not np.any(before.skipped)
+        for leaf, bad in zip(PAIR, (np.nan, np.inf), strict=True):
+            spoiled = grads(1)
+            spoiled[leaf][2, 3, 5] = bad
+            mean, after = update(spoiled, before)
+            rows = [np.asarray(mean[name]).reshape(WORKERS, -1) for name in PAIR]
+            rows = np.concatenate(rows, axis=1)
+            is_seen = ~np.isfinite(rows).all(1) if policy == "propagate" else ~rows.any(1)
+            assert is_seen.all()
+            assert same((before.memory, before.exchange), (after.memory, after.exchange)), leaf
+            assert policy == "propagate" or same(before.overflow, after.overflow)
+            assert np.all(np.asarray(after.skipped) == 1)
+    assert same(*found)
+
+
+@pytest.mark.parametrize("name", sample(HIERARCHIES))
+def test_a_bad_step_of_a_hierarchy_leaves_no_trace_by_either_policy(name):
+    good = jax.tree.map(lambda a: a.reshape(2, 4, 8, 8), gradients(PAIR, 8))
+    found = []
+    for policy in ("propagate", "skip"):
+        tx = fg.compressed_pmean(
+            HIERARCHIES[name],
+            axis_name=AXES,
+            non_finite=policy,
+            bucketing=fg.Bucketing("model", 256),
+        )
+        init, update = two_axes(tx.init), two_axes(lambda g, s, tx=tx: tx.update(g, s))
+        _, before = update(good, init(good))
+        found.append((before.memory, before.exchange))
+        for leaf in PAIR:
+            bad = {key: a.copy() for key, a in good.items()}
+            bad[leaf][1, 2, 3, 5] = np.nan
+            mean, after = update(bad, before)
+            rows = np.concatenate([np.asarray(a).reshape(8, -1) for a in mean.values()], axis=1)
+            assert is_zero(mean) if policy == "skip" else not np.isfinite(rows).all(1).any()
+            assert np.all(np.asarray(after.skipped) == 1)
+            assert same((before.memory, before.exchange), (after.memory, after.exchange)), leaf
+    assert same(*found)
+
+
+@pytest.mark.parametrize("name", ["gather top-k", "dense"])
+def test_to_skip_costs_no_byte(name):
+    plain, skip = (
+        collectives(EXCHANGES[name], policy, bucketing=fg.Bucketing("leaf"))
+        for policy in ("propagate", "skip")
     )
-    assert np.abs(left).max() > 0.1
-    np.testing.assert_allclose(applied + left, wanted, atol=1e-4)
+    assert [c.kind for c in plain] == [c.kind for c in skip]
+    assert sum(c.bytes for c in skip) == sum(c.bytes for c in plain)
 
 
-def test_a_gradient_too_large_for_its_float16_leaf_is_a_bad_step():
-    tx = fg.compressed_pmean(fg.AllGather(fg.TopK(k=1)), fg.ErrorFeedback(), axis_name=AXIS)
-    init, update = vmapped(tx)
-    grads = {"w": np.full((WORKERS, 3), 6e4, np.float16)}
-    first, before = update(grads, init(grads))
-    assert is_finite(first)
-    # Twice as much now waits in two places, and is more than float16 holds.
-    mean, after = update(grads, before)
-    assert mean["w"].dtype == jnp.float16
-    assert not np.any(np.all(np.isfinite(mean["w"]), axis=1))
-    assert np.asarray(after.skipped).tolist() == [1] * WORKERS
-    assert same(before.memory, after.memory)
-    assert same(before.exchange, after.exchange)
+@pytest.mark.parametrize("policy", ["propagate", "skip"])
+def test_a_mean_beyond_a_leaf_is_a_bad_step(policy):
+    init, update = mapped(fg.AllReduce(), policy)
+    rows = {"w": np.full((WORKERS, 3), 6e4, np.float16)}
+    state = init(rows)
+    held = jax.tree.map(lambda a: np.asarray(a) + np.float32(6e4), state.memory)
+    mean, after = update(rows, state._replace(memory=held))
+    assert mean["w"].dtype == np.float16
+    assert is_zero(mean) if policy == "skip" else not np.isfinite(mean["w"]).all(1).any()
+    assert np.all(after.skipped == 1)
+    assert same(after.memory, held)
+
+
+def test_what_comes_behind_sees_zeros_or_a_mean_that_is_not_finite():
+    """`apply_if_finite` finds nothing behind a policy; Adam's moments decay in a skipped step."""
+    moments = {}
+    for policy in ("propagate", "skip"):
+        tx = optax.chain(
+            fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS, non_finite=policy),
+            optax.apply_if_finite(optax.scale_by_adam(), 9),
+        )
+        update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
+        rows = values((WORKERS, 20))
+        bad = rows.copy()
+        bad[2, 3] = np.nan
+        _, state = update(rows, jax.jit(jax.vmap(tx.init))(rows))
+        out, state = update(bad, state)
+        moments[policy] = np.asarray(state[1].inner_state.mu)[0]
+        assert np.all(np.isfinite(out))
+        assert np.all(np.asarray(state[1].total_notfinite) == (policy == "propagate"))
+    mu = 0.1 * rows.mean(0)
+    np.testing.assert_allclose(moments["propagate"], mu, rtol=1e-5)
+    np.testing.assert_allclose(moments["skip"], 0.9 * mu, rtol=1e-5)
 
 
 # Optimizers that hold a compressed mean
@@ -97,44 +168,30 @@ def test_a_gradient_too_large_for_its_float16_leaf_is_a_bad_step():
 SHOWN = {"exchange": fg.AllGather(fg.TopK(0.2)), "non_finite": "propagate", "axis_name": AXIS}
 
 
-def feedback_adam():
-    return fg.optimizers.feedback_adam(0.1, **SHOWN)
-
-
-def feedback_muon():
-    return fg.optimizers.feedback_muon(0.1, **SHOWN)
-
-
-def feedback_sgd():
-    return fg.optimizers.feedback_sgd(0.1, 0.9, **SHOWN)
-
-
 def one_bit_adam(warm_up_steps):
-    return optax.chain(
-        fg.methods.scale_by_one_bit_adam(warm_up_steps, workers=WORKERS, axis_name=AXIS),
-        optax.scale(-0.1),
-    )
+    tx = fg.methods.scale_by_one_bit_adam(warm_up_steps, workers=WORKERS, axis_name=AXIS)
+    return optax.chain(tx, optax.scale(-0.1))
 
 
 OPTIMIZERS = {
-    "feedback_adam": feedback_adam,
-    "feedback_muon": feedback_muon,
-    "feedback_sgd": feedback_sgd,
-    "one_bit_adam in warm-up": lambda: one_bit_adam(5),
-    "one_bit_adam after warm-up": lambda: one_bit_adam(1),
+    "feedback_adam": fg.optimizers.feedback_adam(0.1, **SHOWN),
+    "feedback_muon": fg.optimizers.feedback_muon(0.1, **SHOWN),
+    "feedback_sgd": fg.optimizers.feedback_sgd(0.1, 0.9, **SHOWN),
+    "one_bit_adam in warm-up": one_bit_adam(5),
+    "one_bit_adam after warm-up": one_bit_adam(1),
 }
 LIKE = {"w": jax.ShapeDtypeStruct((10, 6), "float32"), "b": jax.ShapeDtypeStruct((8,), "float32")}
 
 
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_an_optimizer_recovers_from_a_bad_step(make):
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_recovers_from_a_bad_step(name):
     """One of five is bad; `apply_if_finite` behind the optimizer skips that one and no other."""
-    tx = optax.chain(make(), optax.apply_if_finite(optax.scale(1.0), max_consecutive_errors=9))
+    tx = optax.chain(OPTIMIZERS[name], optax.apply_if_finite(optax.scale(1.0), 9))
     init, update = vmapped(tx)
     for bad in (np.nan, np.inf):
         state, moved = init(gradients(LIKE, WORKERS)), []
         for step in range(5):
-            grads = jax.tree.map(np.array, gradients(LIKE, WORKERS, seed=step))
+            grads = gradients(LIKE, WORKERS, seed=step)
             if step == 2:
                 grads["w"][1, 3, 2] = bad
             updates, state = update(grads, state)
@@ -277,7 +334,7 @@ def test_recovery_judges_by_the_errors_of_all_workers():
 def test_the_error_of_a_hierarchy_is_not_measured():
     exchange = fg.Hierarchical("fast", 4, fg.AllReduce())
     tx = fg.compressed_pmean(exchange, axis_name=AXES, track_error=True)
-    init, update = over_two_axes(tx)
+    init, update = two_axes(tx.init), two_axes(lambda g, s: tx.update(g, s))
     x = jax.ShapeDtypeStruct((2, 4, 6), "float32")
     with pytest.raises(ValueError, match="exchange_residual"):
         jax.eval_shape(update, x, jax.eval_shape(init, x))
@@ -300,8 +357,7 @@ def by_loss(exchange, axis_name=AXIS, **options):
 
 def sent_by_step(tx, over, x, losses):
     """How many values of the mean are not zero, in each step."""
-    init = jax.jit(over(tx.init))
-    update = jax.jit(over(lambda g, s, loss: tx.update(g, s, value=loss)))
+    init, update = over(tx.init), over(lambda g, s, loss: tx.update(g, s, value=loss))
     state = init(x)
     counts = []
     for loss in losses:
@@ -314,10 +370,7 @@ def sent_by_step(tx, over, x, losses):
 def test_the_loss_reaches_what_recovers_by_it(exchange):
     """2.15 is within a tenth of the best; 2.3 and NaN are not, so what follows them is dense."""
     tx = by_loss(exchange, smoothing=0.0)
-
-    def over(function):
-        return jax.vmap(function, axis_name=AXIS)
-
+    over = functools.partial(everywhere, "vmap", workers=WORKERS)
     same_rows = np.broadcast_to(values((20,)), (WORKERS, 20))
     losses = [4.0, 2.0, 2.15, np.nan if exchange is LADDER else 2.3, 1.0, 1.0]
     assert sent_by_step(tx, over, same_rows, losses) == [1, 1, 1, 1, 20, 20]
@@ -326,13 +379,9 @@ def test_the_loss_reaches_what_recovers_by_it(exchange):
 @pytest.mark.parametrize("slow", [LADDER, fg.Scheduled({0: LADDER})], ids=["ladder", "pieces"])
 def test_the_loss_reaches_what_recovers_in_a_hierarchy(slow):
     tx = by_loss(fg.Hierarchical("fast", 4, slow, fg.NoMemory()), AXES, smoothing=0.0)
-
-    def over(function):
-        return jax.vmap(jax.vmap(function, axis_name="fast"), axis_name="slow")
-
     same_rows = np.broadcast_to(values((20,)), (2, 4, 20))
     losses = [4.0, 2.0, 2.15, 2.3, 1.0, 1.0]
-    assert sent_by_step(tx, over, same_rows, losses) == [4, 4, 4, 4, 20, 20]
+    assert sent_by_step(tx, two_axes, same_rows, losses) == [4, 4, 4, 4, 20, 20]
 
 
 def test_recovery_asks_for_the_loss():
@@ -411,7 +460,7 @@ def test_votes_on_sparse_gradients_are_counted():
 
 
 def test_recovery_by_the_error_works_beside_a_model_axis():
-    mesh = jax.make_mesh((4, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2)
+    mesh = with_model()
     ladder = (fg.AllGather(fg.TopK(k=2)), fg.AllReduce())
     tx = fg.compressed_pmean(fg.Ladder(ladder), axis_name=AXIS, track_error=True)
     specs = fg.state_specs(jax.eval_shape(tx.init, jnp.zeros((16, 4))), AXIS, P(None, "model"))

@@ -9,9 +9,9 @@ import optax
 import pytest
 from cases import values
 from flax.training.train_state import TrainState
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from parallel import AXIS
+from parallel import AXIS, assert_close, mesh_of, with_model
 
 import fftgrad as fg
 
@@ -21,12 +21,6 @@ SPARSE = fg.AllGather(fg.chain(fg.ChunkTopK(chunk=5), fg.RangeFloat(8)))
 PARAMS = {"up": values((6, 16), 1) / 3, "down": values((16, 2), 2) / 3}
 SHARDED = {"up": P(None, "model"), "down": P("model", None)}
 X, Y = values((STEPS, 32, 6), 3), np.tanh(values((STEPS, 32, 2), 4))
-
-
-def grid(kind=AxisType.Auto, shape=(WORKERS,), names=(AXIS,)):
-    devices = np.array(jax.devices()).reshape(shape)
-    kinds = kind if isinstance(kind, tuple) else (kind,) * len(shape)
-    return Mesh(devices, names, axis_types=kinds)
 
 
 def loss(params, x, y):
@@ -54,12 +48,8 @@ def stepper(tx, loss=loss, axis_name=AXIS):
     return step
 
 
-def first(params=PARAMS):
-    return dict(params)
-
-
-def train(run, state, params=PARAMS):
-    params = first(params)
+def train(run, state):
+    params = PARAMS
     for x, y in zip(X, Y, strict=True):
         params, state, value = run(params, state, x, y)
     return params, state, value
@@ -69,7 +59,7 @@ def train(run, state, params=PARAMS):
 def by_hand(check_vma=True, split=False):
     """What comes of shard_map written out, on a mesh of Auto axes."""
     tx = transformation()
-    mesh = grid(shape=(4, 2), names=(AXIS, "model")) if split else grid()
+    mesh = with_model() if split else mesh_of(WORKERS)
     param_specs = SHARDED if split else jax.tree.map(lambda _: P(), PARAMS)
     specs = fg.state_specs(jax.eval_shape(tx.init, PARAMS), AXIS, param_specs)
     wrap = functools.partial(jax.shard_map, mesh=mesh, check_vma=check_vma)
@@ -79,7 +69,7 @@ def by_hand(check_vma=True, split=False):
         in_specs=(param_specs, specs, P(AXIS), P(AXIS)),
         out_specs=(param_specs, specs, P()),
     )
-    return train(jax.jit(run), init(first()))
+    return train(jax.jit(run), init(PARAMS))
 
 
 def assert_same(some, others):
@@ -89,11 +79,6 @@ def assert_same(some, others):
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
-def assert_close(some, others):
-    for one, other in zip(jax.tree.leaves(some), jax.tree.leaves(others), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
-
-
 # What it is
 
 
@@ -101,7 +86,7 @@ def assert_close(some, others):
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_it_is_shard_map_written_out_to_the_bit(kind, check_vma):
     """From arrays on the host, on an Explicit mesh too."""
-    tx, mesh = transformation(), grid(kind)
+    tx, mesh = transformation(), mesh_of(WORKERS, kind)
     run = fg.data_parallel(stepper(tx), mesh, AXIS, check_vma=check_vma)
     out = train(run, fg.init_state(tx, PARAMS, mesh, AXIS))
     assert_same(out, by_hand(check_vma))
@@ -113,29 +98,13 @@ def test_it_is_shard_map_written_out_to_the_bit(kind, check_vma):
         assert leaf.sharding.is_equivalent_to(NamedSharding(mesh, spec), leaf.ndim)
 
 
-def test_one_parameter_that_is_called_value_trains():
-    tx, mesh = transformation(fg.AllReduce()), grid()
-
-    def step(params, state, x):
-        _, grads = fg.value_and_grad(lambda p, x: jnp.mean((x @ p["value"]) ** 2), AXIS)(params, x)
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
-
-    params = {"value": np.ones((6, 2), np.float32)}
-    params, state = fg.data_parallel(step, mesh, AXIS)(
-        params, fg.init_state(tx, params, mesh, AXIS), X[0]
-    )
-    assert np.max(params["value"]) < 1
-    assert int(state[0].step) == 1
-
-
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 PAIRS = [(AUTO, AUTO), (EXPLICIT, EXPLICIT), (AUTO, EXPLICIT), (EXPLICIT, AUTO)]
 
 
 @pytest.mark.parametrize("kind", PAIRS, ids=str)
 def test_parameters_over_another_axis(kind):
-    tx, mesh = transformation(), grid(kind, (4, 2), (AXIS, "model"))
+    tx, mesh = transformation(), with_model(kind)
     run = fg.data_parallel(stepper(tx, split_loss), mesh, AXIS, param_specs=SHARDED)
     out = train(run, fg.init_state(tx, PARAMS, mesh, AXIS, SHARDED))
     assert_same(out, by_hand(split=True))
@@ -150,8 +119,8 @@ def put(params, mesh):
 @pytest.mark.parametrize("kind", PAIRS[:2] + PAIRS[3:], ids=str)
 def test_without_specs_parameters_stay_sharded_as_they_are(kind):
     """The other axes of the mesh are XLA's, and a step has whole parameters."""
-    tx, small = transformation(), Mesh(np.array(jax.devices()[:4]), (AXIS,))
-    mesh = grid(kind, (4, 2), (AXIS, "model"))
+    tx, small = transformation(), mesh_of(4)
+    mesh = with_model(kind)
 
     def whole_loss(params, x, y):
         hidden = jnp.tanh(x @ params["up"])
@@ -169,7 +138,7 @@ def test_without_specs_parameters_stay_sharded_as_they_are(kind):
     ]
     assert len([c for c in found if c.workers == 2]) < 12, "a codec in pieces"
     out = run(params, state, X[0], Y[0])
-    expected = fg.data_parallel(stepper(tx), small, AXIS)(first(), wanted, X[0], Y[0])
+    expected = fg.data_parallel(stepper(tx), small, AXIS)(PARAMS, wanted, X[0], Y[0])
     assert_close(out, expected)
     for own, kept in [(params, state), out[:2]]:
         assert own["up"].sharding.shard_shape((6, 16)) == (6, 8)
@@ -190,7 +159,7 @@ BEHIND = {
 def test_optimizers_whose_states_are_not_all_shaped_like_parameters(name, split):
     exchange, inner = BEHIND[name]
     compressed = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
-    tx, mesh = optax.chain(compressed, inner), grid(AUTO, (4, 2), (AXIS, "model"))
+    tx, mesh = optax.chain(compressed, inner), with_model()
     specs = SHARDED if split else None
     state = fg.init_state(tx, put(PARAMS, mesh), mesh, AXIS, specs)
     params = put(PARAMS, mesh)
@@ -208,10 +177,10 @@ def test_optimizers_whose_states_are_not_all_shaped_like_parameters(name, split)
 
 
 def test_donated_buffers_are_taken():
-    tx, mesh = transformation(), grid()
+    tx, mesh = transformation(), mesh_of(WORKERS)
     run = fg.data_parallel(stepper(tx), mesh, AXIS, donate_argnums=(0, 1))
     state = fg.init_state(tx, PARAMS, mesh, AXIS)
-    params = jax.device_put(first(), NamedSharding(mesh, P()))
+    params = jax.device_put(PARAMS, NamedSharding(mesh, P()))
     args = params, state, *(jax.device_put(a[0], NamedSharding(mesh, P(AXIS))) for a in (X, Y))
     aliased = run.lower(*args).compile().memory_analysis().alias_size_in_bytes
     rows = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(args[:2]))
@@ -222,8 +191,8 @@ def test_donated_buffers_are_taken():
 
 def test_shared_values_go_before_the_state_and_a_train_state_is_one_argument():
     """In a mesh that is set; shared are a count, which is no parameter, and an average."""
-    tx, mesh = transformation(), grid(AxisType.Explicit)
-    train_state = TrainState.create(apply_fn=loss, params=first(), tx=tx)
+    tx, mesh = transformation(), mesh_of(WORKERS, AxisType.Explicit)
+    train_state = TrainState.create(apply_fn=loss, params=PARAMS, tx=tx)
     train_state = train_state.replace(opt_state=fg.init_state(tx, PARAMS, mesh, AXIS))
     ema = optax.ema(0.9)
 
@@ -235,36 +204,13 @@ def test_shared_values_go_before_the_state_and_a_train_state_is_one_argument():
 
     with jax.set_mesh(mesh):
         run = fg.data_parallel(step, mesh, AXIS)
-        carried = jax.jit(ema.init)(first()), 0, train_state
+        carried = jax.jit(ema.init)(PARAMS), 0, train_state
         for x, y in zip(X, Y, strict=True):
             *carried, value = run(*carried, x, y)
     average, count, state = carried
     assert_same((state.params, state.opt_state, value), by_hand())
     assert int(count) == int(state.step) == STEPS
     assert average.ema["up"].shape == (6, 16)
-
-
-# What travels
-
-
-def sent(exchange, mesh):
-    """What a compiled step sends that returns no loss, with XLA's passes as they are."""
-    tx = transformation(exchange)
-
-    def step(params, state, x, y):
-        return stepper(tx)(params, state, x, y)[:2]
-
-    run = fg.data_parallel(step, mesh, AXIS)
-    state = fg.init_state(tx, PARAMS, mesh, AXIS)
-    return fg.audit(run.lower(first(), state, X[0], Y[0]).compile())
-
-
-@KINDS
-def test_one_all_gather_of_wire_bytes_and_nothing_else(kind):
-    (found,) = sent(SPARSE, grid(kind))
-    assert found.kind == "all-gather"
-    assert found.bytes == fg.wire_bytes(SPARSE, PARAMS)
-    assert found.workers == WORKERS
 
 
 # Mistakes
@@ -300,23 +246,23 @@ WRONG = {
 
 @pytest.mark.parametrize(("step", "match"), WRONG.values(), ids=WRONG)
 def test_wrong_results_are_answered_while_tracing(step, match):
-    tx, mesh = transformation(), grid()
+    tx, mesh = transformation(), mesh_of(WORKERS)
     run = fg.data_parallel(step, mesh, AXIS)
     state = fg.init_state(tx, PARAMS, mesh, AXIS)
     with pytest.raises(ValueError, match=match):
-        jax.eval_shape(run, first(), state, X[0], Y[0])
+        jax.eval_shape(run, PARAMS, state, X[0], Y[0])
 
 
 @KINDS
 def test_wrong_arguments_are_answered_while_tracing(kind):
-    tx, mesh = transformation(), grid(kind)
+    tx, mesh = transformation(), mesh_of(WORKERS, kind)
     state = fg.init_state(tx, PARAMS, mesh, AXIS)
     run = fg.data_parallel(GOOD, mesh, AXIS)
     for args, match in [
-        ((first(), X[0], Y[0]), r"state_specs\("),
-        ((first(), state, X[0][:9], Y[0]), "evenly divi"),
-        ((first(), state, X[0], 1.0), r"data_parallel\(batch\)"),
-        ((first(), tx.init(first()), X[0], Y[0]), r"data_parallel\("),
+        ((PARAMS, X[0], Y[0]), r"state_specs\("),
+        ((PARAMS, state, X[0][:9], Y[0]), "evenly divi"),
+        ((PARAMS, state, X[0], 1.0), r"data_parallel\(batch\)"),
+        ((PARAMS, tx.init(PARAMS), X[0], Y[0]), r"data_parallel\("),
     ]:
         with pytest.raises(ValueError, match=match):
             jax.eval_shape(run, *args)
@@ -324,7 +270,7 @@ def test_wrong_arguments_are_answered_while_tracing(kind):
 
 def test_rows_of_more_workers_are_refused():
     """A step reads the first of its rows, so half of the workers would be dropped in silence."""
-    mesh = Mesh(np.array(jax.devices()[:4]), (AXIS,))
+    mesh = mesh_of(4)
     run = {"rows": fg.exchanges.PerWorker(jnp.ones((8, 3)))}
     step = fg.data_parallel(lambda run: (run,), mesh, AXIS)
     with pytest.raises(ValueError, match="one row for each of 4 workers"):

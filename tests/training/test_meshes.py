@@ -8,26 +8,19 @@ import numpy as np
 import optax
 import pytest
 from cases import EXCHANGES, HIERARCHIES, gradients, sample, values
-from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
-from parallel import of_size, unshard
+from parallel import AXES, grid, of_size, two_axes, unshard, with_model, zeros
 
 import fftgrad as fg
 
-AXES = ("slow", "fast")
 LIKE = {"w": jax.ShapeDtypeStruct((10, 11), "float32"), "b": jax.ShapeDtypeStruct((7,), "float32")}
-
-
-def mesh(slow, fast, names=AXES):
-    devices = np.array(jax.devices()[: slow * fast]).reshape(slow, fast)
-    return Mesh(devices, names, axis_types=(AxisType.Auto,) * 2)
 
 
 def hierarchical(exchange, check_vma=True):
     """`init` and `update` on a (2, 4) mesh."""
     tx = fg.compressed_pmean(exchange, axis_name=AXES)
     specs = fg.state_specs(jax.eval_shape(tx.init, LIKE), AXES)
-    wrap = functools.partial(jax.shard_map, mesh=mesh(2, 4), check_vma=check_vma)
+    wrap = functools.partial(jax.shard_map, mesh=grid(2, 4), check_vma=check_vma)
 
     def update(rows, state):
         grads = jax.tree.map(lambda g: g[0], rows)
@@ -38,11 +31,7 @@ def hierarchical(exchange, check_vma=True):
 
 
 def of_step(seed=0):
-    return jax.tree.map(np.asarray, gradients(LIKE, 8, seed=seed))
-
-
-def zeros():
-    return jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), LIKE)
+    return gradients(LIKE, 8, seed=seed)
 
 
 @pytest.mark.parametrize("name", sample(HIERARCHIES))
@@ -50,7 +39,7 @@ def test_a_group_loses_nothing_and_only_compressed_bytes_take_the_slow_links(nam
     """Sum of what was applied + the mean residual of the groups = sum of the mean gradients."""
     exchange = HIERARCHIES[name]
     init, update = hierarchical(exchange)
-    state = init(zeros())
+    state = init(zeros(LIKE))
     unchecked = hierarchical(exchange, check_vma=False)[1]
     jax.eval_shape(unchecked, of_step(), state)
     compiled = update.lower(of_step(), state).compile()
@@ -116,25 +105,18 @@ def test_a_hierarchy_counts_what_overflows_on_all_workers():
     def step(rows):
         return tx.update(rows[0], tx.init(rows[0]))[1].overflow
 
-    run = jax.shard_map(step, mesh=mesh(2, 4), in_specs=P(AXES), out_specs=P())
+    run = jax.shard_map(step, mesh=grid(2, 4), in_specs=P(AXES), out_specs=P())
     rows = np.tile(np.where(np.arange(2003) % 3 == 0, np.float32(2), np.float32(0.5)), (8, 1))
     assert int(jax.jit(run)(rows)) == 2 * 668
 
 
 def test_one_element_zeros_and_a_prime_length():
     tx = fg.compressed_pmean(HIERARCHIES["slow gather, blocked"], axis_name=AXES)
-    run = jax.jit(
-        jax.shard_map(
-            lambda rows: tx.update(rows[0], tx.init(rows[0]))[0],
-            mesh=mesh(2, 4),
-            in_specs=P(AXES),
-            out_specs=P(),
-        )
-    )
-    for x in (np.zeros((8, 1)), np.ones((8, 1)), np.zeros((8, 13))):
-        found = run(x.astype("bfloat16"))
+    run = two_axes(lambda x: tx.update(x, tx.init(x))[0])
+    for x in (np.zeros(1), np.ones(1), np.zeros(13)):
+        found = run(np.broadcast_to(x, (2, 4, x.size)).astype("bfloat16"))
         assert found.dtype == jnp.bfloat16
-        np.testing.assert_allclose(np.asarray(found, np.float32), x[0], rtol=0.02)
+        np.testing.assert_allclose(np.asarray(found, np.float32)[0, 0], x, rtol=0.02)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +131,7 @@ def test_wrong_axes_are_answered_with_the_remedy(exchange, axis_name, remedy):
     tx = fg.compressed_pmean(exchange, axis_name=axis_name)
     run = jax.shard_map(
         lambda g: tx.update(g, tx.init(g))[0],
-        mesh=mesh(2, 4),
+        mesh=grid(2, 4),
         in_specs=P(AXES),
         out_specs=P(AXES),
         check_vma=False,
@@ -170,51 +152,6 @@ SHARDED = {"up": P(None, "model"), "down": P("model", None)}
 PARAMS = {"up": values((6, 16), seed=1) / 3, "down": values((16, 1), seed=2) / 3}
 
 
-def regress(exchange, optimizer, model, check_vma, steps=40):
-    """Losses of a network of two layers, its hidden units over `model` workers of each of 4."""
-    tx = optax.chain(fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name="data"), optimizer)
-    shape = jax.eval_shape(tx.init, PARAMS)
-    specs = fg.state_specs(shape, "data", SHARDED)
-    wrap = functools.partial(
-        jax.shard_map, mesh=mesh(4, model, ("data", "model")), check_vma=check_vma
-    )
-
-    def loss(params, x, y):
-        hidden = jax.nn.relu(x @ params["up"])
-        return jnp.mean((jax.lax.psum(hidden @ params["down"], "model") - y) ** 2)
-
-    def local(params, x, y):
-        # The psum's transpose is a psum where JAX does not track what varies: of equal cotangents.
-        value, grad = jax.value_and_grad(loss)(params, x, y)
-        return value, grad if check_vma else jax.tree.map(lambda g: g / model, grad)
-
-    def step(params, state, x, y):
-        own = params
-        if check_vma:
-            own = jax.tree.map(lambda p: jax.lax.pcast(p, "data", to="varying"), params)
-        value, grad = local(own, x, y)
-        updates, state = tx.update(grad, state, params)
-        return optax.apply_updates(params, updates), state, jax.lax.pmean(value, "data")
-
-    init = jax.jit(wrap(tx.init, in_specs=(SHARDED,), out_specs=specs))
-    run = jax.jit(
-        wrap(
-            step,
-            in_specs=(SHARDED, specs, P("data"), P("data")),
-            out_specs=(SHARDED, specs, P()),
-        )
-    )
-    params, losses = PARAMS, []
-    state = init(params)
-    rng = np.random.default_rng(0)
-    for _ in range(steps):
-        x = rng.standard_normal((32, 6)).astype(np.float32)
-        params, state, value = run(params, state, x, np.sin(x[:, :1]))
-        losses.append(float(value))
-    text = run.lower(params, state, x, x[:, :1]).compile()
-    return losses, state, text
-
-
 @pytest.mark.parametrize(
     ("name", "check_vma"),
     [("gather top-k", True), ("gather top-k", False), ("shared support", True),
@@ -223,16 +160,53 @@ def regress(exchange, optimizer, model, check_vma, steps=40):
 def test_shards_compress_their_own_piece(name, check_vma):
     """No collective over data carries more than a shard, and the state is sharded as it is."""
     exchange = of_size(EXCHANGES[name], 4)
-    losses, state, text = regress(exchange, optax.rmsprop(0.02, bias_correction=True), 2, check_vma)
+    tx = optax.chain(
+        fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name="data"),
+        optax.rmsprop(0.02, bias_correction=True),
+    )
+    specs = fg.state_specs(jax.eval_shape(tx.init, PARAMS), "data", SHARDED)
+    wrap = functools.partial(jax.shard_map, mesh=with_model(), check_vma=check_vma)
+
+    def loss(params, x, y):
+        """Of a network of two layers, its hidden units over both devices of a worker."""
+        hidden = jax.nn.relu(x @ params["up"])
+        found = jnp.mean((jax.lax.psum(hidden @ params["down"], "model") - y) ** 2)
+        # The psum's transpose is a psum where JAX does not track what varies.
+        return found if check_vma else found / 2
+
+    def step(params, state, x, y):
+        value, grad = fg.value_and_grad(loss, "data")(params, x, y)
+        updates, state = tx.update(grad, state, params)
+        return optax.apply_updates(params, updates), state, jax.lax.pmean(value, "data")
+
+    batch = P("data"), P("data")
+    run = jax.jit(wrap(step, in_specs=(SHARDED, specs, *batch), out_specs=(SHARDED, specs, P())))
+    params, losses = PARAMS, []
+    state = jax.jit(wrap(tx.init, in_specs=(SHARDED,), out_specs=specs))(params)
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        x = rng.standard_normal((32, 6)).astype(np.float32)
+        params, state, value = run(params, state, x, np.sin(x[:, :1]))
+        losses.append(float(value))
     assert losses[-1] < 0.5 * losses[0]
-    shard = {
-        name: jax.ShapeDtypeStruct((leaf.size // 2,), "float32") for name, leaf in PARAMS.items()
-    }
+    text = run.lower(params, state, x, x[:, :1]).compile()
+    shard = {n: jax.ShapeDtypeStruct((leaf.size // 2,), "float32") for n, leaf in PARAMS.items()}
     over_data = [c for c in fg.audit(text) if c.workers == 4 and c.bytes > 4]
     assert sum(c.bytes for c in over_data) == fg.wire_bytes(exchange, shard)
     residual = state[0].memory.worker_rows.residual["up"]
     assert residual.shape == (4, 6, 16)
     assert {s.data.shape for s in residual.addressable_shards} == {(1, 6, 8)}
+
+
+def test_a_dense_mean_is_that_of_each_shard():
+    tx, x = fg.compressed_pmean(fg.AllReduce(), axis_name="data"), values((4, 16))
+    run = jax.shard_map(
+        lambda rows: tx.update(rows[0], tx.init(rows[0]))[0],
+        mesh=with_model(),
+        in_specs=P("data", "model"),
+        out_specs=P("model"),
+    )
+    np.testing.assert_allclose(jax.jit(run)(x), x.mean(0), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -253,7 +227,7 @@ def test_a_sum_over_the_model_axis_needs_to_be_checked_or_divided(check_vma):
         right["bias"] = right["bias"] if check_vma else jax.lax.psum(right["bias"], "model")
         return jax.tree.map(lambda g: jax.lax.pmean(g, "data"), (found, right))
 
-    on = mesh(4, 2, ("data", "model"))
+    on = with_model()
     ins = specs, P("data")
     run = jax.shard_map(grads, mesh=on, in_specs=ins, out_specs=(specs,) * 2, check_vma=check_vma)
     found, divided = jax.jit(run)(params, x)
@@ -264,13 +238,6 @@ def test_a_sum_over_the_model_axis_needs_to_be_checked_or_divided(check_vma):
         np.testing.assert_allclose(found[name], as_it_is, rtol=1e-4, atol=1e-6)
         if not check_vma:
             np.testing.assert_allclose(divided[name], right[name], rtol=1e-4, atol=1e-6)
-
-
-def test_sharded_trains_as_replicated_does():
-    dense = fg.AllReduce()
-    one, *_ = regress(dense, optax.sgd(0.05), 1, check_vma=True)
-    two, *_ = regress(dense, optax.sgd(0.05), 2, check_vma=True)
-    np.testing.assert_allclose(one, two, rtol=1e-3)
 
 
 @pytest.mark.parametrize("scope", ["model", lambda path, _: path], ids=["one part", "own parts"])
@@ -286,7 +253,7 @@ def test_replicated_leaves_stay_equal_in_a_group_of_their_own(scope):
 
     run = jax.shard_map(
         step,
-        mesh=mesh(4, 2, ("data", "model")),
+        mesh=with_model(),
         in_specs=(P("data", "model"), P("data")),
         out_specs=P("model"),
         check_vma=False,
@@ -317,7 +284,7 @@ def test_who_hears_of_a_bad_shard(check_vma, remedy, agreed):
 
     run = jax.shard_map(
         step,
-        mesh=mesh(4, 2, ("data", "model")),
+        mesh=with_model(),
         in_specs=P("data", "model"),
         out_specs=P("data", "model"),
         check_vma=check_vma,

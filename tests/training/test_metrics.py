@@ -9,24 +9,17 @@ import pytest
 from cases import gradients
 from flax import serialization
 from jax.sharding import PartitionSpec as P
-from parallel import AXIS, everywhere, mesh_of, train_step
+from parallel import AXIS, everywhere, mesh_of, train_step, zeros
 
 import fftgrad as fg
 
-LIKE = {
-    "w": jax.ShapeDtypeStruct((10, 11), "float32"),
-    "b": jax.ShapeDtypeStruct((7,), "float32"),
-}
+LIKE = {"w": jax.ShapeDtypeStruct((10, 11), "float32"), "b": jax.ShapeDtypeStruct((7,), "float32")}
 SPARSE = fg.AllGather(fg.TopK(fraction=0.1))
 WORKERS = 4
 
 
-def zeros():
-    return {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in LIKE.items()}
-
-
 def of_step(step, bad=False):
-    grads = jax.tree.map(np.array, gradients(LIKE, WORKERS, seed=step))
+    grads = gradients(LIKE, WORKERS, seed=step)
     if bad:
         grads["w"][1, 2, 3] = np.nan
     return grads
@@ -34,7 +27,7 @@ def of_step(step, bad=False):
 
 def trained(tx, steps=3, bad=()):
     init, update = train_step(tx, WORKERS, like=LIKE)
-    state = init(zeros())
+    state = init(zeros(LIKE))
     for step in range(steps):
         _, state = update(of_step(step, step in bad), state)
     return state
@@ -73,7 +66,7 @@ def test_a_counter_stays_at_the_largest_int32():
     tx = pmean(fg.AllGather(codec), bucketing=fg.Bucketing("leaf", 160))
     init, update = train_step(tx, WORKERS, like=LIKE)
     far = {name: np.full((WORKERS, *leaf.shape), 1e9, np.float32) for name, leaf in LIKE.items()}
-    state, most = init(zeros()), np.int32(2**31 - 1)
+    state, most = init(zeros(LIKE)), np.int32(2**31 - 1)
     assert int(update(far, state)[1].overflow) == WORKERS * 117  # of all workers and buckets
     state = state._replace(**dict.fromkeys(("step", "skipped", "overflow"), most))
     for grads, skipped in ((of_step(0), most), (of_step(0, bad=True), 2**30)):
@@ -115,7 +108,7 @@ TRANSFORMATIONS = {
 def test_the_state_is_found_wherever_it_is(name):
     """By what is written into a fresh one."""
     tx = TRANSFORMATIONS[name]
-    state = jax.eval_shape(tx.init, zeros())
+    state = jax.eval_shape(tx.init, zeros(LIKE))
     twos = jax.tree.map(lambda a: np.full(a.shape, 2, a.dtype), state)
     found = jax.jit(fg.metrics)(twos)
     assert (int(found["step"]), int(found["skipped"])) == (2, 2)
@@ -125,7 +118,7 @@ def test_the_state_is_found_wherever_it_is(name):
 @pytest.mark.parametrize("as_dicts", [lambda state: state, serialization.to_state_dict])
 def test_of_an_optimizer_of_shards_it_shows_what_there_is(as_dicts):
     tx = fg.optimizers.sharded(optax.sgd(0.1), WORKERS, memory=fg.ErrorFeedback(), axis_name=AXIS)
-    state = jax.eval_shape(tx.init, zeros())
+    state = jax.eval_shape(tx.init, zeros(LIKE))
     filled = jax.tree.map(
         lambda a: np.full((WORKERS, *a.shape[1:]) if a.ndim else (), 2.0, np.float32), state
     )
@@ -136,35 +129,30 @@ def test_of_an_optimizer_of_shards_it_shows_what_there_is(as_dicts):
 
 
 def test_states_whose_paths_have_the_same_text_are_told_apart():
-    state = jax.eval_shape(pmean().init, zeros())
+    state = jax.eval_shape(pmean().init, zeros(LIKE))
     found = jax.eval_shape(fg.metrics, {"a/b": state, "a": {"b": state}})
     assert len([name for name in found if "step" in name]) == 2
 
 
 def test_several_states_are_told_apart():
     labels = {"w": "sparse", "b": "dense"}
-    tx = optax.partition(
-        {
-            "sparse": pmean(allow_masked=True),
-            "dense": pmean(fg.AllReduce(), fg.NoMemory(), allow_masked=True),
-        },
-        labels,
-    )
-    state = jax.eval_shape(tx.init, zeros())
+    dense = pmean(fg.AllReduce(), fg.NoMemory(), allow_masked=True)
+    tx = optax.partition({"sparse": pmean(allow_masked=True), "dense": dense}, labels)
+    state = jax.eval_shape(tx.init, zeros(LIKE))
     found = jax.jit(fg.metrics)(jax.tree.map(lambda a: np.ones(a.shape, a.dtype), state))
     assert len(found) == 8
     sparse, dense = (f"inner_states/{name}/inner_state" for name in ("sparse", "dense"))
     assert float(found[f"{sparse}/residual"]) > 0
     assert float(found[f"{dense}/residual"]) == 0.0
     tx = fg.methods.scale_by_one_bit_adam(2, workers=4)
-    one_bit = jax.eval_shape(lambda: fg.metrics(tx.init(zeros())))
+    one_bit = jax.eval_shape(lambda: fg.metrics(tx.init(zeros(LIKE))))
     assert {key.split("/")[0] for key in one_bit} == {"dense", "compressed"}
 
 
 def test_memories_inside_an_exchange_have_a_key_of_their_own():
     exchange = fg.Hierarchical("fast", 4, fg.AllGather(fg.Sign()))
     tx = fg.compressed_pmean(exchange, axis_name=("slow", "fast"))
-    state = jax.eval_shape(tx.init, zeros())
+    state = jax.eval_shape(tx.init, zeros(LIKE))
     state = jax.tree.map(lambda a: np.full(a.shape, 2, a.dtype), state)
     kept = jax.tree.leaves(state.exchange[0].own.worker_rows.cut_rows.residual)
     wanted = 2 * np.sqrt(sum(leaf.size for leaf in kept))
@@ -175,7 +163,7 @@ def test_memories_inside_an_exchange_have_a_key_of_their_own():
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_the_error_of_a_step_is_measured_at_twelve_bytes_more(check_vma):
     like = {**LIKE, "empty": jax.ShapeDtypeStruct((0, 3), "float32")}
-    start = {**zeros(), "empty": np.zeros((0, 3), np.float32)}
+    start = {**zeros(LIKE), "empty": np.zeros((0, 3), np.float32)}
     grads = {**of_step(0), "empty": np.zeros((WORKERS, 0, 3), np.float32)}
     found = []
     for measure in (False, True):
@@ -202,7 +190,7 @@ def test_the_error_of_a_step_is_measured_at_twelve_bytes_more(check_vma):
 def test_bytes_are_those_of_the_program():
     bucketing = fg.Bucketing("leaf")
     tx = pmean(bucketing=bucketing)
-    state = jax.eval_shape(tx.init, zeros())
+    state = jax.eval_shape(tx.init, zeros(LIKE))
     options = {"exchange": SPARSE, "params": LIKE, "bucketing": bucketing}
     state = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), state)
     found = jax.jit(functools.partial(fg.metrics, **options))(state)

@@ -13,20 +13,27 @@ import pytest
 from cases import CODECS, EXCHANGES, MEMORIES, TREE, gradients, sample, values
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from parallel import AXIS, MODES, everywhere, mesh_of, of_size, train_step, unshard
-from updates import sharded
+from parallel import (
+    AXES,
+    AXIS,
+    MODES,
+    everywhere,
+    flat,
+    grid,
+    mesh_of,
+    of_size,
+    two_axes,
+    unshard,
+    with_model,
+    zeros,
+)
+from updates import PAIR, sharded
 
 import fftgrad as fg
 from fftgrad.training import _pmean
 
 SPARSE = fg.AllGather(CODECS["top-k 6 bits"])
 ROW = jax.ShapeDtypeStruct((90,), "float32")
-ZEROS = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), TREE)
-
-
-def of_model_axis():
-    devices = np.array(jax.devices()).reshape(4, 2)
-    return Mesh(devices, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 
 def one_update(tx):
@@ -48,12 +55,6 @@ def test_dense_is_pmean_on_any_tree(mode, workers):
         np.testing.assert_allclose(rows[0], expected, rtol=tolerance, atol=1e-6)
 
 
-def flat(tree, axes=0):
-    """All values as one vector, behind these axes."""
-    leaves = [np.asarray(leaf).astype(np.float64) for leaf in jax.tree.leaves(tree)]
-    return np.concatenate([a.reshape(*a.shape[:axes], -1) for a in leaves], axis=axes)
-
-
 ONE_OF_EACH = [*{type(e): name for name, e in EXCHANGES.items()}.values(), "gather stochastic"]
 
 
@@ -66,7 +67,7 @@ def test_checked_or_not_the_steps_agree_and_lose_nothing(name):
     ends = []
     for check_vma in (True, False):
         init, update = sharded(EXCHANGES[name], check_vma=check_vma, like=TREE, key=7)
-        state, applied, wanted = init(ZEROS), 0.0, 0.0
+        state, applied, wanted = init(zeros(TREE)), 0.0, 0.0
         for step in range(4):
             grads = gradients(TREE, 4, seed=step)
             mean, state = update(grads, state)
@@ -93,49 +94,14 @@ def test_a_memory_varies_over_the_axis_alone(name):
     jax.eval_shape(update, grads, jax.eval_shape(init, {"w": ROW}))
 
 
-def test_every_way_of_running_it_agrees_with_feedback():
-    tx = fg.compressed_pmean(SPARSE, fg.ErrorFeedback(), axis_name=AXIS)
-    grads, results = gradients({"w": ROW}, 4), []
-    start = jax.jit(jax.vmap(tx.init))(grads)
-    for mode in MODES:
-        update = everywhere(mode, lambda g, s: tx.update(g, s), 4)
-        mean, state = update(grads, update(grads, start)[1])
-        results.append((mean, state.memory.worker_rows))
-    for other in results[1:]:
-        for a, b in zip(*map(jax.tree.leaves, (results[0], other)), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
-
-
-FEW = fg.AllGather(fg.TopK(fraction=0.2))
-
-
-def of_twice(exchange, x, state, comm):
-    """What an exchange makes of twice the gradient, halved."""
-    out = exchange.mean(jax.tree.map(lambda a: 2 * a, x), state, comm)
-    mean, error = (jax.tree.map(lambda a: a / 2, tree) for tree in (out.mean, out.error))
-    return out._replace(mean=mean, error=error)
-
-
-@dataclasses.dataclass(frozen=True)
-class Around(fg.Exchange):
-    """An exchange in one of one's own."""
-
-    def init(self, like):
-        return FEW.init(like)
-
-    def mean(self, x, state, comm):
-        return of_twice(FEW, x, state, comm)
-
-    def wire_bytes(self, like):
-        return FEW.wire_bytes(like)
-
-
 @dataclasses.dataclass(frozen=True)
 class Heir(fg.AllGather):
-    """One that inherits all but its mean."""
+    """An exchange of one's own that inherits all but its mean: of twice the gradient, halved."""
 
     def mean(self, x, state, comm):
-        return of_twice(super(), x, state, comm)
+        out = super().mean(jax.tree.map(lambda a: 2 * a, x), state, comm)
+        mean, error = (jax.tree.map(lambda a: a / 2, tree) for tree in (out.mean, out.error))
+        return out._replace(mean=mean, error=error)
 
 
 class Record(fg.NoMemory):
@@ -148,9 +114,9 @@ class Record(fg.NoMemory):
         return jax.tree.map(lambda total, x, error: total + (x - error), state, x, error)
 
 
-def few_steps(exchange, memory):
-    """What is applied in three steps, the gradients, and what the memory holds, of all workers."""
-    tx = fg.compressed_pmean(exchange, memory, axis_name=AXIS)
+@pytest.mark.parametrize("memory", [fg.ErrorFeedback(), Record()], ids=["feedback", "record"])
+def test_parts_of_ones_own_lose_nothing(memory):
+    tx = fg.compressed_pmean(Heir(fg.TopK(fraction=0.2)), memory, axis_name=AXIS)
     rows = [gradients(jax.ShapeDtypeStruct((50,), "float32"), 4, seed=seed) for seed in range(3)]
     rows = np.stack(rows, axis=1)
 
@@ -159,20 +125,24 @@ def few_steps(exchange, memory):
         state, means = jax.lax.scan(lambda s, g: tx.update(g, s)[::-1], state, grads)
         return means.sum(0), state.memory.worker_rows
 
-    means, held = jax.jit(jax.vmap(run, axis_name=AXIS))(rows)
-    held = [np.asarray(leaf).reshape(4, -1).mean(0) for leaf in jax.tree.leaves(held)]
-    return means[0], rows.sum(1).mean(0), held[0]
+    means, held = jax.device_get(jax.jit(jax.vmap(run, axis_name=AXIS))(rows))
+    held = np.asarray(jax.tree.leaves(held)[0]).reshape(4, -1).mean(0)
+    wanted = held if isinstance(memory, Record) else rows.sum(1).mean(0) - held
+    np.testing.assert_allclose(means[0], wanted, atol=1e-6)
 
 
-@pytest.mark.parametrize("exchange", [Around(), Heir(FEW.codec)], ids=repr)
-def test_exchanges_of_ones_own_lose_nothing(exchange):
-    applied, grads, residual = few_steps(exchange, fg.ErrorFeedback())
-    np.testing.assert_allclose(applied + residual, grads, atol=1e-6)
-
-
-def test_memories_of_ones_own_see_what_was_sent():
-    applied, _, sent = few_steps(FEW, Record())
-    np.testing.assert_allclose(sent, applied, atol=1e-6)
+def test_several_buckets_are_several_collectives():
+    """Also where a leaf is cut; none of them loses anything."""
+    options = {"bucketing": fg.Bucketing(bucket_bytes=160)}
+    init, update = sharded(SPARSE, **options)
+    start, grads = init(zeros(PAIR)), gradients(PAIR, 4)
+    compiled = update.lower(grads, start).compile()
+    found = fg.audit(compiled)
+    assert [c.kind for c in found] == ["all-gather"] * 4
+    assert sum(c.bytes for c in found) == fg.wire_bytes(SPARSE, PAIR, **options)
+    mean, state = compiled(grads, start)
+    residual = flat(state.memory.worker_rows.residual, 1).mean(0)
+    np.testing.assert_allclose(flat(mean) + residual, flat(grads, 1).mean(0), atol=1e-5)
 
 
 NARROW = {
@@ -192,12 +162,7 @@ def test_what_rounding_drops_of_the_mean_is_not_lost(name, dtype):
     """As above, over 60 steps whose means have 8 or 11 bits; float16 gradients are subnormal."""
     exchange = NARROW[name]
     fast = isinstance(exchange, fg.Hierarchical)
-    axis = ("slow", "fast") if fast else AXIS
-    mesh = Mesh(
-        np.array(jax.devices()[:4]).reshape((2, 2) if fast else (4,)),
-        axis if fast else (AXIS,),
-        axis_types=(AxisType.Auto,) * (1 + fast),
-    )
+    axis, mesh = (AXES, grid(2, 2)) if fast else (AXIS, mesh_of(4))
     tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=axis)
     size = 1e-5 if dtype == "float16" else 1.0
     params = {"w": np.zeros((10, 11), dtype), "b": np.zeros(7, np.float32)}
@@ -291,78 +256,22 @@ def test_replicas_are_bit_identical_after_200_steps_of_one_program(name):
 
 
 def test_in_partition_only_its_own_leaves_are_exchanged():
-    tx = optax.partition(
-        {
-            "slow": fg.compressed_pmean(
-                fg.AllGather(fg.TopK(k=1)), fg.ErrorFeedback(), axis_name=AXIS, allow_masked=True
-            ),
-            "fast": fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS, allow_masked=True),
-        },
-        {"w": "slow", "b": "fast"},
-    )
-    like = {"w": jax.ShapeDtypeStruct((20,), "float32"), "b": jax.ShapeDtypeStruct((4,), "float32")}
-    init, update = train_step(tx, 4, like=like)
-    grads = gradients(like, 4)
-    state = init({"w": np.zeros(20, np.float32), "b": np.zeros(4, np.float32)})
-    compiled = update.lower(grads, state).compile()
-    assert sorted(c.kind for c in fg.audit(compiled)) == ["all-gather", "all-reduce"]
-    mean, _ = compiled(grads, state)
-    np.testing.assert_allclose(mean["b"], np.asarray(grads["b"]).mean(0), rtol=1e-6)
-    assert np.count_nonzero(mean["w"]) <= 4
-
-
-def test_state_specs_put_a_row_on_each_worker():
-    tx = optax.chain(
-        fg.compressed_pmean(EXCHANGES["warm-up"], fg.ErrorFeedback(), axis_name=AXIS),
-        optax.adam(1e-3),
-    )
-    params = {
-        "w": jax.ShapeDtypeStruct((3, 4), "float32"),
-        "b": jax.ShapeDtypeStruct((), "float32"),
+    exchanges = {"a": fg.AllGather(fg.TopK(k=1)), "b": fg.AllReduce()}
+    own = {
+        name: fg.compressed_pmean(exchange, axis_name=AXIS, allow_masked=True)
+        for name, exchange in exchanges.items()
     }
-    shapes = jax.eval_shape(tx.init, params)
-    specs = fg.state_specs(shapes, AXIS)
-    assert jax.tree.structure(specs) == jax.tree.structure(shapes)
-    assert set(jax.tree.leaves(specs[0].memory)) == {P(AXIS)}
-    assert set(jax.tree.leaves((specs[0].step, specs[0].exchange, specs[1]))) == {P()}
-    assert set(jax.tree.leaves(fg.state_specs(shapes, ("a", "b"))[0].memory)) == {P(("a", "b"))}
-
-
-def test_several_buckets_are_several_collectives():
-    tx = fg.compressed_pmean(
-        SPARSE, fg.ErrorFeedback(), axis_name=AXIS, bucketing=fg.Bucketing(bucket_bytes=256)
-    )
-    like = {
-        "w": jax.ShapeDtypeStruct((10, 11), "float32"),
-        "b": jax.ShapeDtypeStruct((40,), "float32"),
-    }
-    init, update = train_step(tx, 4, like=like)
-    grads = gradients(like, 4)
-    state = init({name: np.zeros(leaf.shape, np.float32) for name, leaf in like.items()})
-    compiled = update.lower(grads, state).compile()
-    found = fg.audit(compiled)
-    assert [c.kind for c in found] == ["all-gather"] * 3
-    assert sum(c.bytes for c in found) == fg.wire_bytes(
-        SPARSE, like, bucketing=fg.Bucketing(bucket_bytes=256)
-    )
-    mean, state = compiled(grads, state)
-    for name in like:
-        residual = np.asarray(state.memory.worker_rows.residual[name]).mean(0)
-        wanted = np.asarray(grads[name]).mean(0)
-        np.testing.assert_allclose(mean[name] + residual, wanted, atol=1e-5)
+    tx, grads = optax.partition(own, {"a": "a", "b": "b"}), gradients(PAIR, 4)
+    mean = jax.device_get(everywhere("vmap", one_update(tx), 4)(grads))
+    np.testing.assert_allclose(mean["b"][0], grads["b"].mean(0), rtol=1e-5, atol=1e-6)
+    assert np.count_nonzero(mean["a"][0]) <= 4
 
 
 def test_empty_trees_pass():
     tx = fg.compressed_pmean(SPARSE, fg.ErrorFeedback(), axis_name=AXIS)
     trees = [{}, {"a": None}, {"a": np.zeros((0, 3), np.float32)}]
-    run = jax.shard_map(
-        lambda: [one_update(tx)(tree) for tree in trees],
-        mesh=mesh_of(2),
-        in_specs=(),
-        out_specs=P(),
-        check_vma=False,
-    )
-    assert jax.tree.structure(jax.jit(run)()) == jax.tree.structure(trees)
+    run = jax.vmap(lambda _: [one_update(tx)(tree) for tree in trees], axis_name=AXIS)
+    assert jax.tree.structure(jax.jit(run)(np.ones(2))) == jax.tree.structure(trees)
 
 
 def test_what_overflows_is_summed_over_the_model_axis():
@@ -372,7 +281,7 @@ def test_what_overflows_is_summed_over_the_model_axis():
     def step(rows):
         return tx.update(rows[0], tx.init(rows[0]))[1].overflow
 
-    run = jax.shard_map(step, mesh=of_model_axis(), in_specs=P("data", "model"), out_specs=P())
+    run = jax.shard_map(step, mesh=with_model(), in_specs=P("data", "model"), out_specs=P())
     x = np.full((4, 20), 0.5, np.float32)
     x[1, :3], x[2, 8:15] = 2.0, -3.0  # 2 and 5 in the halves
     assert int(jax.jit(run)(x)) == 3 + 2 + 5
@@ -420,9 +329,7 @@ def test_gradients_that_jax_has_yet_to_sum_are_refused(axis):
     tx = fg.compressed_pmean(SPARSE, axis_name=AXIS)
 
     def run(function, over=AXIS):
-        mapped = jax.shard_map(
-            function, mesh=of_model_axis(), in_specs=(P(), P(over)), out_specs=P()
-        )
+        mapped = jax.shard_map(function, mesh=with_model(), in_specs=(P(), P(over)), out_specs=P())
         jax.eval_shape(mapped, np.ones(12), np.ones(8 * 12))
 
     def of_reduced(w, x):
@@ -461,9 +368,7 @@ def test_an_unused_parameter_still_counts_as_local():
 
     run = jax.shard_map(step, mesh=mesh_of(2), in_specs=(P(), P(AXIS)), out_specs=P())
     ones = {"w": np.ones(3, np.float32), "unused": np.ones(2, np.float32)}
-    out = jax.jit(run)(ones, np.arange(6, dtype=np.float32))
-    assert out["unused"].tolist() == [0.0, 0.0]
-    assert out["w"].tolist() == [1.5, 2.5, 3.5]
+    assert jax.eval_shape(run, ones, np.ones(6, np.float32))["unused"].shape == (2,)
 
 
 def test_a_state_that_is_not_sharded_is_refused():
@@ -513,16 +418,13 @@ def test_buckets_that_are_alike_are_traced_once():
 
 def test_levels_have_a_memory_in_each_bucket():
     exchange = fg.Hierarchical("fast", 2, fg.AllGather(fg.TopK(fraction=0.5)))
-    tx = fg.compressed_pmean(
-        exchange, axis_name=("slow", "fast"), bucketing=fg.Bucketing(bucket_bytes=512)
-    )
-    x = np.arange(4 * 512, dtype=np.float32).reshape(2, 2, 4, 128)
+    tx = fg.compressed_pmean(exchange, axis_name=AXES, bucketing=fg.Bucketing(bucket_bytes=512))
+    x = np.arange(4 * 256, dtype=np.float32).reshape(2, 2, 2, 128)
 
     def two_steps(x):
-        _, state = tx.update(x, tx.init(x))
-        return tx.update(x, state)[0]
+        return jax.lax.scan(lambda s, _: tx.update(x, s)[::-1], tx.init(x), None, 2)[1][-1]
 
-    out = jax.jit(jax.vmap(jax.vmap(two_steps, axis_name="fast"), axis_name="slow"))(x)
+    out = jax.device_get(two_axes(two_steps)(x))
     assert np.isfinite(out).all()
     np.testing.assert_array_equal(out[0, 0], out[1, 1])
 

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 from cases import EXCHANGES, TREE, gradients, values
-from parallel import AXIS, everywhere
+from parallel import AXIS, everywhere, flat
 
 import fftgrad as fg
 
@@ -16,7 +16,7 @@ NARROW = fg.ErrorFeedback(dtype="bfloat16")
 
 def run(tx, steps, *, mode="shard_map", like=LIKE):
     """What is applied in each step, the gradients, and the last state, of all workers."""
-    grads = [jax.tree.map(np.asarray, gradients(like, WORKERS, seed=n)) for n in range(steps)]
+    grads = [gradients(like, WORKERS, seed=n) for n in range(steps)]
     state = jax.jit(jax.vmap(tx.init))(grads[0])
     update = everywhere(mode, lambda g, s: tx.update(g, s), WORKERS)
     applied = []
@@ -29,12 +29,6 @@ def run(tx, steps, *, mode="shard_map", like=LIKE):
     _, after = update(bad, state)
     assert jax.tree.all(jax.tree.map(np.array_equal, state.memory, after.memory))
     return applied, grads, jax.device_get(state)
-
-
-def flat(tree):
-    """All values of each worker in float64, a row each."""
-    rows = [np.asarray(leaf, np.float64).reshape(WORKERS, -1) for leaf in jax.tree.leaves(tree)]
-    return np.concatenate(rows, axis=1)
 
 
 # In bfloat16
@@ -98,8 +92,8 @@ def test_applied_and_kept_add_up_to_the_gradients_but_for_the_rounding(mode):
     tx = fg.compressed_pmean(TOP_K, NARROW, axis_name=AXIS)
     applied, grads, state = run(tx, 40, mode=mode)
     assert np.asarray(state.memory.worker_rows.rounds).ravel().tolist() == [40] * WORKERS
-    kept = flat(jax.tree.map(lambda r: r[:, 0], state.memory.worker_rows.residual)).mean(0)
-    gap = sum(flat(mean)[0] for mean in applied) + kept - sum(flat(g) for g in grads).mean(0)
+    kept = flat(jax.tree.map(lambda r: r[:, 0], state.memory.worker_rows.residual), 1).mean(0)
+    gap = sum(flat(mean, 1)[0] for mean in applied) + kept - sum(flat(g, 1) for g in grads).mean(0)
     # Each step rounds by at most 2^-8 on average, and by chance: the errors add up as a walk.
     largest = max(np.linalg.norm(flat(g)) for g in grads)
     assert 0 < np.linalg.norm(gap) <= 2**-8 * np.sqrt(40) * 5 * largest

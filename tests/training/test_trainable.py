@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import METHODS, gradients
+from cases import METHODS, SLOW, gradients
 from flax import nnx
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
@@ -40,31 +40,26 @@ def by_names(tree):
     )
 
 
+HALVES = jax.tree.map(lambda s: np.full(s.shape, 0.5, np.float32), LIKE)
+
+
 def optimizer():
     return optax.chain(
         fg.compressed_pmean(EXCHANGE, fg.ErrorFeedback(), axis_name=AXIS), optax.rmsprop(0.1)
     )
 
 
-def of_workers():
-    return jax.tree.map(np.asarray, gradients(LIKE, WORKERS))
-
-
-def halves():
-    return jax.tree.map(lambda s: np.full(s.shape, 0.5, np.float32), LIKE)
-
-
 QUICK = {"diloco", "scale_by_dion", "feedback_adam", "sharded"}
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in METHODS]
+    "name", [n if n in QUICK else pytest.param(n, marks=SLOW) for n in METHODS]
 )
 def test_every_method_does_what_it_does_without_the_frozen_leaves(name):
     """Updates and states to the bit, while the gradients of the frozen leaves are NaN."""
     tx = METHODS[name](AXIS)
     frozen = fg.trainable(tx, MASK)
-    grads = of_workers()
+    grads = gradients(LIKE, WORKERS)
 
     def two(tx, grads):
         params = jax.tree.map(jnp.ones_like, grads)
@@ -91,8 +86,8 @@ def test_every_method_does_what_it_does_without_the_frozen_leaves(name):
 def test_a_training_step_sends_and_keeps_the_trained_leaves_alone(check_vma, mask):
     """By `init`, `data_parallel`, `metrics` and `wire_bytes`; the frozen leaves keep their bits."""
     mesh, tx = mesh_of(WORKERS), fg.trainable(optimizer(), mask)
-    params = halves()
-    batch = of_workers()
+    params = HALVES
+    batch = gradients(LIKE, WORKERS)
 
     def loss(params, batch):
         terms = jax.tree.map(lambda p, b: jnp.sum((p - b[0]) ** 2), params, batch)
@@ -121,7 +116,7 @@ def test_a_training_step_sends_and_keeps_the_trained_leaves_alone(check_vma, mas
 
 def test_its_state_is_saved_and_goes_on_with_other_workers(tmp_path):
     tx = fg.trainable(optimizer(), MASK)
-    params = jax.device_put(halves())
+    params = jax.device_put(HALVES)
     state = fg.init_state(tx, params, mesh_of(WORKERS), AXIS)
     own = state[0].memory.worker_rows.residual["layers"][0]["lora"]
     rows = np.asarray(own) + np.arange(4, dtype=np.float32)[:, None, None]
@@ -140,7 +135,7 @@ def test_its_state_is_saved_and_goes_on_with_other_workers(tmp_path):
 def test_it_follows_the_sharding_of_the_parameters():
     mesh = jax.make_mesh((2, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2)
     tx = fg.trainable(optimizer(), MASK)
-    params = halves()
+    params = HALVES
     specs = jax.tree.map(lambda _: P(), params)
     specs["layers"][0]["lora"] = P(None, "model")
     specs["base"]["w"] = P("model")
@@ -149,16 +144,6 @@ def test_it_follows_the_sharding_of_the_parameters():
         AXIS, None, "model"
     )
     assert state[1][0].nu["layers"][0]["lora"].sharding.spec == P(None, "model")
-
-
-def test_optax_finds_what_is_like_the_parameters():
-    tx = fg.trainable(optimizer(), MASK)
-    state = jax.eval_shape(tx.init, LIKE)
-    found = optax.tree_utils.tree_map_params(
-        tx, lambda _: "param", state, transform_non_params=lambda _: "other"
-    )
-    assert found[1][0].nu["layers"][0]["lora"] == "param"
-    assert found[0].memory.worker_rows.residual["layers"][0]["lora"] == "param"
 
 
 class Adapted(nnx.Module):
@@ -237,7 +222,7 @@ def test_what_hides_leaves_is_refused_with_this_remedy(name):
         tx = hide(METHODS[name](AXIS))
         one = jax.vmap(lambda g, tx=tx: tx.update(g, tx.init(g), g)[0], axis_name=AXIS)
         with pytest.raises(ValueError, match=r"must not be masked.*use fg\.trainable\(tx, mask\)"):
-            jax.eval_shape(one, of_workers())
+            jax.eval_shape(one, gradients(LIKE, WORKERS))
 
 
 def test_a_mask_is_of_bools():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import METHODS, gradients
+from cases import METHODS, SLOW, gradients
 from parallel import AXIS, MODES, everywhere
 
 import fftgrad as fg
@@ -111,26 +111,13 @@ LOCAL = {"diloco", "sparse_loco"}
 """What has no weights; and what weighs at a meeting what a worker has changed since."""
 
 
-QUICK = {
-    "demo",
-    "dgc",
-    "scale_by_dion",
-    "diloco",
-    "feedback_adam",
-    "scale_by_one_bit_adam",
-    "sharded",
-}
+QUICK = {"demo", "dgc", "scale_by_dion", "diloco", "feedback_adam", "sharded", "top_k"}
 """Methods that are more than one `compressed_pmean`, of which one row stands for the others."""
+FIRST = QUICK | VOTES | PARAMETERS | {"scale_by_one_bit_adam"}
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        n
-        if n in QUICK | VOTES | PARAMETERS | {"top_k"}
-        else pytest.param(n, marks=pytest.mark.slow)
-        for n in METHODS
-    ],
+    "name", [n if n in FIRST else pytest.param(n, marks=SLOW) for n in METHODS]
 )
 def test_every_method_weighs_the_gradients_or_refuses(name):
     """As if each gradient had been multiplied by w v / Σ v, to the bit; and one of weight 0 is NaN.
@@ -148,7 +135,7 @@ def test_every_method_weighs_the_gradients_or_refuses(name):
         return params
 
     run = everywhere("vmap", trained, WORKERS)
-    grads = jax.tree.map(lambda g: np.asarray(g) / 256, gradients(LIKE, WORKERS))
+    grads = jax.tree.map(lambda g: g / 256, gradients(LIKE, WORKERS))
     equal, weights = np.ones(WORKERS, np.float32), np.float32([1, 2, 1, 0])
     if kind in VOTES | PARAMETERS:
         with pytest.raises(ValueError, match=r"update\(weight\): must be left out"):
