@@ -238,7 +238,8 @@ class Ternary(Quantizer):
     remaining magnitude, and C(x)_i = s sign(x_i) with probability |x_i| / s, else 0.
 
     Args:
-      clip: in units of σ, 2.5 in the paper. None: one large value then makes most others zero.
+      clip: in units of σ, 2.5 in the paper; None for no clip, where one large value makes most
+        others zero.
 
     Wire: x float32[n] -> main uint32[ceil(n/20)], side float32[1]: 1.6 bits a value.
 

@@ -62,9 +62,10 @@ class Threshold(Selector):
     """Selector: keep values with a magnitude above a threshold, in a message of fixed capacity.
 
     With μ the mean and M the maximum of |x_i|, "binary" bisects r in [0, 1] until k to 2k
-    magnitudes exceed the threshold μ + r (M - μ). If fewer than k exceed μ, it bisects [0, M].
-    "exact" takes the k largest non-zero values. The message carries the number of its values. More
-    values than its capacity c are dropped, highest positions first, and counted in `overflow`.
+    magnitudes exceed the threshold μ + r (M - μ). If fewer than k exceed μ, it bisects the
+    threshold itself in [0, M]. "exact" takes the k largest non-zero values. The message carries the
+    number of its values. More values than its capacity c are dropped, highest positions first, and
+    counted in `overflow`.
 
     Args:
       fraction: share of the n values to keep; k = ceil(fraction · n).
@@ -77,8 +78,8 @@ class Threshold(Selector):
 
     Claims: biased; not summable; every value kept is exact.
 
-    Differs from the paper: the published code stops at a step of 0.2. Here the interval of r is
-      halved 8 times, and then the interval of the threshold's bits (its logarithm) 12 times.
+    Differs from the paper: the published code stops when the interval of r is 0.2 long. Here it is
+      halved 8 times. Then the threshold is bisected 12 times more, by its logarithm.
 
     Example:
       >>> x = jnp.array([1.0, -9.0, 2.0, 8.0, 0.5, 0.1, 0.0, 0.2])

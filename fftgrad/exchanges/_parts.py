@@ -58,16 +58,16 @@ class _PartOf:
 class SmallDense:
     """Function: small leaves travel dense, and all others through one codec.
 
-    The dense leaves form one part and the others another, so a selector chooses among all of
-    those. Both parts travel in the same collective.
+    The dense leaves form one part and the other leaves a second one, in which a selector chooses
+    among all values. Both parts travel in the same collective.
 
         rule = fg.SmallDense(fg.chain(fg.TopK(0.01), fg.LogQuantizer(8)))
         fg.compressed_pmean(fg.AllGather(rule), axis_name="data")
 
     Args:
       codec: codec of the leaves that are not small.
-      max_ndim: most axes of a small leaf: 1 for biases and scales.
-      max_size: most values of a small leaf.
+      max_ndim: a small leaf has at most so many axes; 1 makes biases and scales dense.
+      max_size: a small leaf also has at most so many values; None for any number.
 
     Example:
       >>> rule = fg.SmallDense(fg.TopK(fraction=0.01))

@@ -23,8 +23,9 @@ class TwoStage(Exchange):
     each to its owner (an all-to-all). The owner averages the received shards and its own, exact
     shard. It compresses this mean and sends it to all (an all-gather). `error` contains the
     compression errors of both stages, so the memory of `compressed_pmean` feeds both back. In its
-    own shard a worker has no error of the first stage. There, `error` is w times the error of the
-    second stage, because the next mean divides the residual by w.
+    own shard a worker has no error of the first stage, and only this worker knows the error of the
+    second. So `error` there is w times the second stage's error, because the next mean divides it
+    by w.
 
     The traffic of a link does not grow with the workers. The second stage compresses a mean, which
     has less noise than a gradient. For messages below some kilobytes latency dominates, and one
@@ -32,14 +33,15 @@ class TwoStage(Exchange):
 
     Args:
       codec: a codec, or a rule, which returns the codec of a part from its name and the shape of
-        its shard, a vector of n/w values. The rule `SmallDense` chooses before leaves are cut. A
-        number of coefficients to keep, such as TopK's k, is that of the whole part, and the shards
-        share it equally. Each shard has a codec state of its own, which starts fresh with another
-        number of workers.
+        its shard, a vector of n/w values. Only `SmallDense` decides by whole leaves, because it
+        counts axes. A number of coefficients to keep, such as TopK's k, is that of the whole part,
+        and the shards share it equally. Each shard has a codec state of its own, which starts fresh
+        with another number of workers.
       workers: w, that of the axis, which sets the size of the shards and of the state.
 
-    Wire: w + 1 buffers, each with a header of 4 bytes and the payload of n/w values: about the
-      payload of n values in each stage, for any w.
+    Wire: w buffers to the owners, then one buffer to all, each with a header of 4 bytes and the
+      payload of n/w values. So each stage sends about the payload of n values over a link, for any
+      w.
 
     Claims: with `ErrorFeedback`, the means of all steps and the workers' average residual add up to
       the average gradients of all steps, as with one stage. All workers get the same bits; if any
@@ -91,7 +93,8 @@ class TwoStage(Exchange):
             for mean, row, sent in zip(first.vectors, rows, first.sent, strict=True)
         )
         second = to_all(codec, means, at_owner, again, first.stats)
-        # Only the owner corrects this loss, and the next mean divides its correction by w.
+        # Only the owner knows the error of the second stage. The next mean divides its residual by
+        # w, so it keeps w times this error.
         sent = [
             sent.at[own].set(_within(row[own], sent[own] + self.workers * (every[own] - mean)))
             for sent, row, mean, every in zip(
@@ -114,7 +117,7 @@ class TwoStage(Exchange):
 
 
 def _within(row: jax.Array, sent: jax.Array) -> jax.Array:
-    """Return each value sent, or the value itself where its loss overflows float32."""
+    """Return `sent`, or `row` where the difference overflows float32."""
     return jnp.where(jnp.isfinite(row - sent), sent, row)
 
 

@@ -31,15 +31,15 @@ def metrics(
     Use it with any logger: `wandb.log(fg.metrics(opt_state))`. The keys are:
 
         step          number of updates; of `diloco`, number of outer steps
-        skipped       number of them in which a value was not finite; `diloco` counts bad inner
-                      steps in its `state.skipped`
+        skipped       number of these updates in which a value was not finite; bad inner steps of
+                      `diloco` are in its `state.skipped` only
         overflow      number of values that no codec could represent, over workers and good steps
         residual      √(Σ_i ||e_i||² / w), e_i the values that the memory of worker i has not sent:
                       its fields called `residual`, else all of it; 0.0 without memory
         exchange_residual   the same for a memory inside the exchange (`Hierarchical`)
         error         relative error of the last good step, with `track_error=True`
-        bytes         bytes that one worker sends in one exchange (`fg.wire_bytes`), if `exchange`
-                      and `params` are given
+        bytes         bytes that a worker passes to the collectives in one exchange
+                      (`fg.wire_bytes`), if `exchange` and `params` are given
 
     Args:
       opt_state: any optax state that contains the state of `compressed_pmean`, or of

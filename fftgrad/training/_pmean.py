@@ -23,8 +23,8 @@ NonFinite = Literal["propagate", "skip"]
 class CompressedPmeanState(NamedTuple):
     """State of `compressed_pmean`.
 
-    `overflow` stops at 2^31 - 1. After that number, `step` and `skipped` continue from 2^30, so
-    that schedules do not restart and random numbers do not repeat in the next step.
+    `overflow` stops at 2^31 - 1. There `step` and `skipped` go back to about 2^30, not to zero, so
+    that schedules do not restart.
 
     Attributes:
       step: number of updates, int32, equal on all workers.
@@ -62,8 +62,8 @@ def compressed_pmean(
     """Transformation: average the gradients of all workers over a compressed link.
 
     It takes the gradients of one worker's own batch and returns the mean of all workers, with the
-    same bits on all devices of one kind. Put it first in the chain, so that clipping,
-    momentum and weight decay see the mean.
+    same bits on all devices of one kind. Put it first in the chain, so that clipping and weight
+    decay see the mean.
 
     By default a codec compresses all leaves as one vector, so a selector chooses over the whole
     model and a quantizer has one scale. For `PowerSgd`, and for most rules (functions from a part's
@@ -74,9 +74,9 @@ def compressed_pmean(
             optax.sgd(0.1),
         )
 
-    Do not chain Adam behind error feedback: its final loss was 11 % higher than that of dense Adam
-    (docs/results/slow-links.md). Use `fg.optimizers.feedback_adam` or `feedback_muon` instead,
-    whole optimizers that add a share of the new gradient to the momentum.
+    Do not chain Adam behind error feedback: with PowerSGD its final loss was 11 % above that of
+    dense Adam (docs/results/slow-links.md). Use `fg.optimizers.feedback_adam` or `feedback_muon`
+    instead, whole optimizers that add a share of the new gradient to the momentum.
 
     `update` runs inside `jax.shard_map` (with `check_vma` True or False), `jax.pmap`, or
     `jax.vmap(axis_name=...)`. Take gradients by `fg.value_and_grad` and the state by
@@ -108,12 +108,12 @@ def compressed_pmean(
 
     Returns:
       An `optax.GradientTransformationExtraArgs` whose state is a `CompressedPmeanState`. Its
-      `update` takes a scalar `weight=tokens`, this worker's v, for the mean Σ v g / Σ v. With w
-      workers each gradient is multiplied by w v / Σ v before the memory; if v is 0, even a NaN is
-      left out. Do not pass a weight with `value_and_grad(has_weight=True)`, which has weighted the
-      gradients. Under `jax.jit` and over an Explicit axis, `update` also takes an unreduced
-      gradient of a global loss. JAX has not yet summed it over the devices; `update` compresses and
-      sums it.
+      `update` takes a scalar `weight=tokens`, this worker's v, for the mean Σ v g / Σ v. Each
+      gradient is multiplied by w v / Σ v, with w workers, before it enters the memory. With v = 0
+      it counts as zero, even if it has a NaN. Do not pass a weight with
+      `value_and_grad(has_weight=True)`, which has weighted the gradients. Under `jax.jit` and over
+      an Explicit axis, `update` also takes an unreduced gradient of a global loss. JAX has not yet
+      summed it over the devices; `update` compresses and sums it.
 
     Shapes: leaves float32, bfloat16 or float16 of any shape; the mean has the dtype of each leaf.
       Memory and exchange use float32. Gradients that you cast to float32 before `update` take the
@@ -170,7 +170,8 @@ def compressed_pmean(
         worker = add_worker_axis(jnp.zeros((), jnp.int32)) if own else ()
         error = jnp.zeros((), jnp.float32) if track_error else ()
         state = CompressedPmeanState(step, skipped, overflow, remembered, exchanged, worker, error)
-        # optax's stand-in for parameters has no shapes, from which these two fields would follow.
+        # Some wrappers of optax call `init` with placeholders, which have no shapes. These two
+        # fields need shapes.
         stands_in = _gradients.stands_in(params)
         return state._replace(exchange=step, worker=step) if stands_in else state
 

@@ -45,7 +45,7 @@ def value_and_grad(
 
     With sum Sᵢ and weight Wᵢ, worker i of w gets the value w Sᵢ / ΣW and the gradient
     w (∇Sᵢ - ∇Wᵢ ΣS / ΣW) / ΣW. Their means over the workers are ΣS / ΣW and its gradient. If all
-    weights are zero, the value is NaN, and the gradient is that of 0/0.
+    weights are zero, both are NaN.
 
     Statistics over the axis inside the loss, such as those of batch normalization, are right in all
     modes. The loss itself must be the worker's own:
@@ -53,7 +53,7 @@ def value_and_grad(
     | the loss of a worker | `check_vma=True` | `check_vma=False`, `pmap`, `vmap` |
     |---|---|---|
     | mean over its batch | right | right |
-    | mean over the axis | refused | right: the transpose of a psum is a psum |
+    | mean over the axis | refused | right |
     | its sum / global batch | w times too small, not detected | the same |
     | `has_weight`, returns (mean, weight) | wrong, not detected | wrong, not detected |
     | `has_weight`, a sum or weight over the axis | refused | wrong, not detected |
