@@ -381,7 +381,8 @@ class Budget(Selector):
         payload = Payload(main, BudgetSide(head, codes))
         if jnp.iscomplexobj(x):
             return Compressed(payload)
-        at = candidates.positions.at[0].multiply(finite)  # a NaN is sent at position 0
+        # A NaN is sent at position 0.
+        at = candidates.positions.at[0].multiply(finite.astype(jnp.int32))
         sent = _decoded(main[0], q, candidates.negative == 1)
         return Compressed(payload, sparse=Sparse(at, jnp.where(kept, sent, 0.0)))
 

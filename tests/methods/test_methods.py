@@ -303,7 +303,7 @@ def test_a_threshold_that_too_many_pass_is_searched_for_again():
     codec = fg.Threshold(fraction=0.1, reuse=5)
     x = values((200,))
     compress = jax.jit(lambda x, state: codec.compress(x, state, fg.Step()))
-    *_, state = compress(x, codec.init(x))
-    _, overflow, later = compress(10 * x, state)
-    assert float(later.threshold) > float(state.threshold)
-    assert (int(overflow), int(later.age)) == (0, 1)
+    state = compress(x, codec.init(x)).state
+    out = compress(10 * x, state)
+    assert float(out.state.threshold) > float(state.threshold)
+    assert (int(out.overflow), int(out.state.age)) == (0, 1)
