@@ -140,6 +140,7 @@ def test_the_core_imports_jax_optax_and_numpy_only():
 
 @pytest.mark.smoke
 @pytest.mark.processes
+@pytest.mark.full
 def test_quickstart_runs(capsys):
     runpy.run_path(str(ROOT / "examples/quickstart.py"), run_name="__main__")
     assert "ratio" in capsys.readouterr().out

@@ -194,6 +194,7 @@ def in_64_bits_too(run, *args):
     jax.tree.map(np.testing.assert_array_equal, narrow, wide)
 
 
+@pytest.mark.full
 def test_64_bits_change_nothing():
     """Sums of small integers become wide with them, and branches then differ in dtype."""
     codecs = fg.Threshold(0.1), fg.chain(fg.TopK(k=9), fg.RangeFloat(6)), fg.Budget(ratio=300)

@@ -395,4 +395,4 @@ class Life(stateful.RuleBasedStateMachine):
 Life.TestCase.settings = hypothesis.settings(
     max_examples=8, stateful_step_count=14, deadline=None, derandomize=True
 )
-test_life = Life.TestCase
+test_life = pytest.mark.full(Life.TestCase)

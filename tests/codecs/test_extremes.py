@@ -231,6 +231,7 @@ def chains(draw):
 # Each example is a whole program.
 @settings(max_examples=settings.default.max_examples // 2)
 @given(codec=chains(), n=st.sampled_from([1, 33, 130]))
+@pytest.mark.full
 def test_any_chain_is_gathered_to_the_mean_of_what_it_decodes_to(codec, n):
     exchange = fg.AllGather(codec)
 

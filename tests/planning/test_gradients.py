@@ -95,6 +95,7 @@ def test_signal_and_noise_are_those_that_were_added():
 
 
 @pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.full
 def test_dense_gradients_want_few_bits_and_sparse_ones_a_selector(dense):
     gradient = (WHITE if dense else HEAVY)[:4096]
     found = fg.planning.analyze({"w": gradient}, ratios=(28,))

@@ -234,6 +234,7 @@ def test_local_steps_are_timed_until_they_meet(monkeypatch):
     assert ended == [4]
 
 
+@pytest.mark.full
 def test_more_workers_take_longer_to_decode():
     """On one device, whatever their number."""
     like = jax.ShapeDtypeStruct((1 << 18,), "float32")

@@ -265,6 +265,7 @@ def skipped_in(state):
 
 
 @pytest.mark.parametrize("name", sample(PASTED, kinds_of_line))
+@pytest.mark.full
 def test_a_whole_optimizer_as_pasted_survives_one_bad_gradient(name):
     given = {"fg": fg, "optax": optax, "learning_rate": 0.02, "optimizer": optax.adam(0.02)}
     tx = eval(PASTED[name], given)
