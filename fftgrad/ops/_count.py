@@ -104,11 +104,14 @@ def cummax(x: jax.Array) -> jax.Array:
 
 
 def _cummax_at_once(x: jax.Array) -> jax.Array:
-    # The scan of short rows is not written but computed by its readers, so here it pays earlier.
-    row = SHORT_ROW if x.size > ROW * ROW else ROW
-    top = jnp.max(_shapes.rows(x, row), axis=1)
-    found = _cummax_at_once(top) if row == SHORT_ROW else lax.cummax(top)
-    before = jnp.pad(found, (1, 0))[:-1]
+    # The scan of short rows is not written but computed by its readers.
+    short = jnp.max(_shapes.rows(x, SHORT_ROW), axis=1)
+    long = jnp.max(_shapes.rows(short, ROW), axis=1)
+    return _maxima(x, SHORT_ROW, _maxima(short, ROW, lax.cummax(long)))
+
+
+def _maxima(x: jax.Array, row: int, of_rows: jax.Array) -> jax.Array:
+    before = jnp.pad(of_rows, (1, 0))[:-1]
     return jnp.maximum(_scan_rows(x, lax.max, row), before[:, None]).ravel()[: x.size]
 
 

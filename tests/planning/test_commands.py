@@ -68,7 +68,7 @@ def test_the_examples_of_the_help_are_right(name):
         (["analyze", "nowhere.npz"], "nowhere.npz"),
         (["analyze", __file__], "got other content"),
         (["plan", *LLAMA], "required: --workers, --bandwidth, --step"),
-        (PLAN, "one of the arguments --model --params is required"),
+        (PLAN, "one of the arguments --model --layers --params is required"),
         ([*PLAN, "--model=bert"], "invalid choice: 'bert' (choose from"),
         ([*PLAN, *LLAMA, "--device=b200"], "run `fftgrad bench` on the device"),
         ([*PLAN, "--params", __file__], "np.savez(file, **arrays)"),

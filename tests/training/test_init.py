@@ -266,7 +266,7 @@ def _is_pair(node):
 
 
 def _is_masked(node):
-    return isinstance(node, optax.MaskedNode)
+    return node is None or isinstance(node, optax.MaskedNode)
 
 
 def test_a_sharded_optimizer_is_known_where_its_state_has_become_a_dict():
