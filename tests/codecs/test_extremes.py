@@ -72,8 +72,8 @@ def test_equal_values_survive_an_integer_sum(n):
 
 QUANTIZERS = [CODECS[name] for name in ("levels", "levels max", "ternary clipped", "range float")]
 QUANTIZERS += [fg.Ternary(clip=None), fg.codecs.LloydMax(bits=2, block=64), fg.Sign()]
-WITH_SCALES = [fg.UniformQuantizer(bits=4, bucket=64), CODECS["bin means"], CODECS["ternary clipped"]]
-WITH_SCALES += [fg.codecs.LloydMax(bits=2, block=64), fg.LogQuantizer(bits=4)]
+WITH_SCALES = [CODECS["bin means"], CODECS["ternary clipped"], fg.LogQuantizer(bits=4)]
+WITH_SCALES += [fg.codecs.LloydMax(bits=2, block=64), fg.UniformQuantizer(bits=4, bucket=64)]
 
 
 def spiky():
