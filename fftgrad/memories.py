@@ -30,7 +30,7 @@ class ErrorFeedback(Memory):
 
         x = d e + g,   e' = (1 - u) d e + u (x - sent(x)),   e_0 = 0.
 
-    For d = u = 1 this is plain error feedback, e' = x - sent(x): every value is sent in the end.
+    For d = u = 1 this is plain error feedback, e' = x - sent(x), which loses no value.
     Error feedback delays gradients, as momentum does. So use an optimizer without momentum, or one
     that adds a share of the new gradient to its momentum, as `fg.optimizers.feedback_adam` does.
 
