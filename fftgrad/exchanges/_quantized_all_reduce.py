@@ -28,7 +28,7 @@ class QuantizedAllReduce(Exchange):
     Args:
       workers: w, the number of workers along the axis.
       levels: L; 1 is TernGrad.
-      clip: largest magnitude, in units of the root mean square of the worker's part, or None.
+      clip: largest magnitude, in root mean squares of the worker's part; None: no clipping.
 
     Wire: 4 ceil(n/d) bytes for a part of n values, with d = floor(32 / log2(2Lw + 1)) digits in a
       word, and 4 bytes for its scale, in two all-reduces. With L = 1, a value takes 3.2 bits for
