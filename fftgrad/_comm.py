@@ -56,8 +56,8 @@ class Stats(NamedTuple):
     """Statistics of all workers from one exchange, equal on all workers.
 
     Attributes:
-      finite: False if a header reported a value that is not finite, bool[]. A sum needs no
-        header, because the mean itself is then not finite.
+      finite: False if a header reported a value that is not finite, bool[]. An all-reduce has no
+        header, because a non-finite value makes its result non-finite.
       overflow: number of values that the codecs could not represent, int32[].
     """
 

@@ -150,8 +150,8 @@ class MomentumCorrection(Memory):
 
     The momentum acts before the compression, so use an optimizer without momentum. If all non-zero
     values of a leaf are sent, the leaf keeps its velocity. So dense leaves and a dense warm-up have
-    ordinary momentum. A sparse gradient may also be sent completely. Its parameters then move up to
-    1 / (1 - m) times as far as with masking.
+    ordinary momentum. This also holds for a leaf with few non-zero values. Its parameters then move
+    up to 1 / (1 - m) times as far as with masking.
 
     Args:
       momentum: m, 0 <= m < 1.

@@ -43,16 +43,16 @@ class Bucketing:
 
     Args:
       scope: rule for parts: "model", all leaves as one vector; "leaf", each leaf, in its shape; or
-        a function from a leaf's path ("layers/0/w") and shape to the name of its part. None: the
-        scope of the exchange. This is the scope of a codec rule, "leaf" for `PowerSgd` and
-        `AcpSgd`, else "model".
+        a function from a leaf's path ("layers/0/w") and shape to the name of its part. None means
+        the scope of the exchange: the scope of its codec rule, "leaf" for `PowerSgd` and `AcpSgd`,
+        or else "model".
       bucket_bytes: largest size of a bucket, in bytes of the float32 gradient. Buckets are filled
-        from the last leaf to the first, as a backward pass computes gradients. A bucket waits only
-        for the bucket before it, so a compiler with asynchronous collectives can overlap exchange
-        and backward pass. A part with several leaves, or with scope "model", is cut into vectors
-        that fit, and each vector is compressed on its own. A part that is a single leaf keeps its
-        shape. If it is larger, it has a bucket of its own; it is cut only beyond 2^30 values. None:
-        a bucket for every 2^30 parameters.
+        from the last leaf to the first, because a backward pass computes gradients in this order. A
+        bucket waits only for the bucket before it. So a compiler with asynchronous collectives can
+        overlap exchange and backward pass. A larger part of several leaves, or of scope "model", is
+        cut into vectors, which are compressed separately. A larger part of one leaf keeps its shape
+        and has a bucket of its own, unless it has more than 2^30 values. None: a bucket for every
+        2^30 parameters.
 
     Example:
       >>> params = {"w": jnp.ones((100, 100)), "b": jnp.ones(100)}
@@ -71,7 +71,7 @@ class Bucketing:
             check_count("Bucketing(bucket_bytes)", self.bucket_bytes, "use 25_000_000.", least=4)
 
     def for_exchange(self, exchange: Exchange) -> "Bucketing":
-        """Return the bucketing; if it has no scope, with the scope of the exchange."""
+        """Return this bucketing, with the scope of the exchange if it has no scope."""
         # With an explicit scope, do not read `exchange.scope`: it raises if inner scopes differ.
         return self if self.scope else dataclasses.replace(self, scope=exchange.scope or "model")
 

@@ -37,7 +37,7 @@ class Hierarchical(Exchange):
       memory: memory of the group for the error of `slow`.
 
     Wire: over the slow links, the bytes of `slow` for n/f values. Over the fast links, f pieces and
-      then a mean piece, each with a header: 4 (n + f + n/f + 1) bytes.
+      then one piece of the mean, each with a header: 4 (n + f + n/f + 1) bytes.
 
     Claims: all workers get the same bits. If any value is not finite, the mean is NaN throughout.
       `error` is None, because `memory` already has it.
@@ -73,7 +73,7 @@ class Hierarchical(Exchange):
     def init(self, like: PyTree) -> State:
         pieces = _shards.shard_likes(like, self.workers)
         slow = self.slow.init(pieces)
-        # Each piece would have other values in a shared array.
+        # A shared array must be equal on all workers, but it would differ between pieces.
         arrays = [leaf for leaf in jax.tree.leaves(slow.shared) if jnp.ndim(leaf)]
         rule, remedy = "have no shared arrays in its state", "use LeaderTopK(codec) or TwoStage."
         check(not arrays, "Hierarchical(slow)", rule, self.slow, remedy)
@@ -105,7 +105,7 @@ class Hierarchical(Exchange):
         return self.slow.wire_bytes(pieces) + 4 * (size * (self.workers + 1) + self.workers + 1)
 
     def link_bytes(self, like: PyTree, workers: int) -> float:
-        """Return the bytes that each of `workers` workers, in all groups, sends over slow links."""
+        """Return the bytes that a worker sends over its slow link; `workers` counts all groups."""
         slow = workers // self.workers
         rule = f"be a multiple of the {self.workers} workers along the fast axis"
         fine = slow * self.workers == workers

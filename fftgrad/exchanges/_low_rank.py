@@ -61,7 +61,7 @@ def orthonormal(factor: jax.Array) -> jax.Array:
 def kept_columns(new: jax.Array, old: jax.Array) -> jax.Array:
     """Return the new factor, but keep an old column if the new column is zero.
 
-    QR turns a zero column into a unit vector e_j, which finds only row j of later gradients.
+    QR turns a zero column into e_j. The new column is then row j of the gradient, which may be 0.
     """
     return jnp.where(jnp.any(new != 0, axis=0), new, old)
 
@@ -85,15 +85,15 @@ def product(left: jax.Array, right: jax.Array) -> jax.Array:
 
 @value
 class PowerSgd(Exchange):
-    """Exchange: low-rank mean P Qᵀ of each matrix, by two small all-reduces.
+    """Exchange: approximates the mean of each matrix by P Qᵀ, with two small all-reduces.
 
     Worker i has the n × m matrix M_i. All workers have the factor Q, which is Q' of the last step:
 
         P = orthonormal(mean M_i Q),   Q' = mean M_iᵀ P,   mean ≈ P Q'ᵀ.
 
     This power iteration converges if the gradient changes slowly. In an array of more than two
-    axes, all axes except the last form the rows. Vectors are sent dense in the first all-reduce,
-    and so are arrays whose two factors have as many values or more. Each leaf is compressed on its
+    axes, all axes except the last form the rows. The first all-reduce also sends dense leaves:
+    vectors, and matrices that are not larger than their two factors. Each leaf is compressed on its
     own. Use it with `ErrorFeedback()`.
 
     Args:
@@ -105,8 +105,8 @@ class PowerSgd(Exchange):
     Claims: all workers get the same bits. The error of a worker is M_i - P Q'ᵀ, as in the authors'
       code. A matrix of zeros has the mean zero and leaves Q as it is.
 
-    Differs from the paper: Householder reflections orthogonalize P. The paper's Gram-Schmidt
-      divides by zero if a column is zero.
+    Differs from the paper: orthonormal(...) uses Householder reflections in place of Gram-Schmidt,
+      which divides by zero if a column is zero.
 
     Example:
       >>> exchange = fg.PowerSgd(rank=1)
@@ -157,7 +157,7 @@ class AcpSgdState(NamedTuple):
 
 @value
 class AcpSgd(Exchange):
-    """Exchange: low-rank mean P Qᵀ of each matrix, by one small all-reduce of P or Q in turn.
+    """Exchange: approximates the mean of each matrix by P Qᵀ, with one small all-reduce.
 
     Worker i has the n × m matrix M_i. All workers have P and Q of the last step:
 
@@ -165,30 +165,31 @@ class AcpSgd(Exchange):
         even steps:  P = orthonormal(P),   Q_i = M_iᵀ P,   sent_i = P Q_iᵀ,   Q = mean Q_i.
 
     The mean is P Qᵀ in every step. A step is half an iteration of `PowerSgd`: it sends about half
-    the bytes, in one all-reduce instead of two. Only good steps count as odd or even, so P and Q
-    alternate even after a bad step.
+    the bytes, in one all-reduce instead of two. Bad steps are not counted, so P and Q also
+    alternate after a bad step.
 
-    P has n · rank values, and Q has m · rank. Some matrices send Q in odd steps and P in even steps
-    (flipped matrices), so that odd and even steps send similar numbers of values. Matrices with a
-    large difference of n and m are assigned first. Each matrix sends its larger factor in the
-    steps that send fewer values so far.
+    P has n · rank values, and Q has m · rank. Some matrices are flipped: they send Q in odd steps
+    and P in even steps, so that all steps send similar numbers of values. In the order of
+    decreasing |n - m|, each matrix assigns its larger factor to the steps, odd or even, that send
+    fewer values so far.
 
-    Each leaf is compressed on its own. `PowerSgd` says which leaves are matrices and which are
-    dense. Use it with `ErrorFeedback()`.
+    Each leaf is compressed on its own. The same leaves are dense as with `PowerSgd`. Use it with
+    `ErrorFeedback()`.
 
     Args:
       rank: number of columns of P and Q.
 
     Wire: for any number of workers, 4 bytes for each value of a dense leaf and 4 · rank · max(a, b)
-      bytes for the matrices. Here a is the sum of n over all matrices, with m in place of n for
-      flipped matrices; b is the sum of the other sides.
+      bytes for the matrices. Here a is the sum over the matrices of n, or of m if flipped, and b is
+      the sum of their other sides.
 
     Claims: all workers get the same bits. The error of worker i is M_i - sent_i, and the mean is
-      the mean of all sent_i. So residuals stay bounded. Those of `PowerSgd` grow, because they
-      also collect differences between workers. A matrix of zeros has the mean zero, and the
-      factors recover from it.
+      the mean of all sent_i. So the residuals stay bounded. With `PowerSgd` they grow, because they
+      also collect the differences between workers. A matrix of zeros has the mean zero, and the
+      factors recover in later steps.
 
-    Differs from the paper: some matrices are flipped. Householder reflections orthogonalize.
+    Differs from the paper: some matrices are flipped. orthonormal(...) uses Householder reflections
+      in place of Gram-Schmidt, which divides by zero if a column is zero.
 
     Example:
       >>> exchange = fg.AcpSgd(rank=1)

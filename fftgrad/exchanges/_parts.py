@@ -41,7 +41,7 @@ _DENSE, _OTHERS = "dense leaves", "other leaves"
 
 @value
 class _PartOf:
-    """Scope of `SmallDense`, a value, because the scopes of equal rules must be equal."""
+    """Scope of `SmallDense`; equal rules have equal scopes."""
 
     max_ndim: int
     max_size: int | None
@@ -83,7 +83,7 @@ class SmallDense:
 
     @property
     def scope(self) -> Scope:
-        """Rule for its two parts."""
+        """Rule that assigns leaves to the two parts."""
         return _PartOf(self.max_ndim, self.max_size)
 
     def __call__(self, name: str, like: Like) -> Codec:
@@ -95,7 +95,7 @@ class SmallDense:
 
 @value
 class DenseByName:
-    """Function: rule that sends leaves dense whose paths contain one of these words."""
+    """Function: rule that sends a leaf dense if its path contains one of these words."""
 
     words: tuple[str, ...]
     codec: Codec
@@ -156,7 +156,7 @@ class Parts:
         few = [own for own in out.sparse if own is not None]
         if len(few) == len(self.pairs):
             return tuple(own.add_to(x, -1.0) for x, own in zip(vectors, few, strict=True))
-        # XLA may fuse a dense decode with a subtraction in one loop, which rounds differently.
+        # XLA may fuse a dense decode with a subtraction, which rounds differently. So decode first.
         if any(_sum.slots(*pair) is None for pair in dict.fromkeys(self.pairs)):
             sent = self.decompress(out.payloads, step)
             return tuple(x - own for x, own in zip(vectors, sent, strict=True))
@@ -306,7 +306,7 @@ def rebuild(flat: Sequence[jax.Array], like: PyTree) -> PyTree:
 
 
 SMALL = 1 << 15
-"""Largest number of values of a part for which `vmap` is also the faster choice on a CPU."""
+"""Largest number of values of a part that a CPU too runs under `vmap`."""
 
 
 def each(

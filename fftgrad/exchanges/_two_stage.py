@@ -24,8 +24,8 @@ class TwoStage(Exchange):
     the owner averages the received shards and its own, exact shard, compresses the mean and sends
     it to all workers (an all-gather). `error` contains the errors of both stages, for the memory of
     `compressed_pmean`. The first stage has no error in a worker's own shard. Only the owner knows
-    the error of the second stage. So `error` in the own shard is w times the second-stage error,
-    because the next mean divides by w.
+    the error of the second stage. So an owner's `error` in its own shard is w times the error of
+    the second stage, because the next mean divides by w.
 
     The traffic of a link does not grow with w. The second stage compresses a mean, which has less
     noise than a gradient. For payloads of a few kilobytes, latency dominates, and one all-gather is
@@ -116,7 +116,7 @@ class TwoStage(Exchange):
 
 
 def _within(row: jax.Array, sent: jax.Array) -> jax.Array:
-    """Return `sent`, or `row` where the difference overflows float32."""
+    """Return `sent`, or `row` where `row - sent` overflows float32."""
     return jnp.where(jnp.isfinite(row - sent), sent, row)
 
 

@@ -50,8 +50,8 @@ def data_parallel(
       step: a function (*carried, *batch) -> (*carried, *others) of one worker.
       mesh: the mesh, with axes of type Auto or Explicit. Arguments are resharded if necessary.
       axis_name: the axis, or axes, of the workers.
-      param_specs: the PartitionSpecs of the parameters, in a tree like theirs. Pass it too if a
-        step runs collectives over other axes; P() means that all parameters are replicated.
+      param_specs: the PartitionSpecs of the parameters, in a tree like theirs. A step with
+        collectives over other axes needs them; pass P() if all parameters are replicated.
       check_vma: True if `shard_map` checks which values are replicated.
       donate_argnums: the arguments whose buffers the results may reuse, as for `jax.jit`: (0, 1)
         for params and state.

@@ -33,7 +33,7 @@ def metrics(
         step          number of updates; of outer steps with `diloco`
         skipped       number of these updates in which a value was not finite; `diloco` counts bad
                       inner steps in its `state.skipped` instead
-        overflow      number of values that no codec could represent, over workers and good steps
+        overflow      number of values that no codec could represent, of all workers and good steps
         residual      √(Σ_i ||e_i||² / w), where e_i is the residual of worker i, or the whole state
                       of its memory if no field is called `residual`; 0.0 without memory
         exchange_residual   the same for the memory inside `Hierarchical`

@@ -118,7 +118,7 @@ def compressed_pmean(
       Memory and exchange use float32. Gradients that you cast to float32 before `update` take the
       same bytes, and their mean is not rounded.
 
-    Wire: `fg.wire_bytes(exchange, params, bucketing)` bytes a worker and step. Each bucket takes
+    Wire: `fg.wire_bytes(exchange, params, bucketing)` bytes per worker and step. Each bucket takes
       one collective with `AllReduce`, `AllGather`, `TopVotes` and `AcpSgd`; two with `TwoStage`,
       `PowerSgd`, `QuantizedAllReduce` and `LeaderTopK`. `Hierarchical` takes two more than the
       exchange that it uses over the slow links. By default there is a bucket for every 2^30

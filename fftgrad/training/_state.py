@@ -24,7 +24,7 @@ class ShardedState(NamedTuple):
       skipped: number of updates in which a value was not finite; equal on all workers.
       memory: state of the memory, one for each worker.
       inner: state of the inner optimizer, sharded over the workers.
-      ahead: float32 parameters of the owner minus those that all workers have, sharded.
+      ahead: each owner's float32 parameters minus the replicated parameters, sharded.
     """
 
     step: jax.Array

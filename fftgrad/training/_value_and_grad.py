@@ -56,7 +56,7 @@ def value_and_grad(
     | mean over the axis | refused | right |
     | sum over its batch / global batch size | w times too small, not detected | the same |
     | `has_weight`, returns (mean, weight) | wrong, not detected | wrong, not detected |
-    | `has_weight`, a sum or weight over the axis | refused | wrong, not detected |
+    | `has_weight`, sum or weight is summed over the axis | refused | wrong, not detected |
 
     If a sharded model sums over another mesh axis in its loss, gradients are right only with
     `check_vma=True`. In other modes `jax.grad`, and so this function, multiplies the gradient of

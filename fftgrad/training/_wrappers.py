@@ -77,7 +77,7 @@ def delay() -> optax.GradientTransformationExtraArgs:
       An `optax.GradientTransformationExtraArgs` whose state is a `PerWorker`.
 
     Raises:
-      ValueError: while tracing, if `update` gets a `weight`, which would be that of another step.
+      ValueError: while tracing, if `update` gets a `weight`: it does not belong to the old gradient.
 
     Example:
       >>> tx = fg.training.delay()
