@@ -189,7 +189,7 @@ class Exchange(abc.ABC):
         """Average `x` over the workers by the collectives of `comm`."""
 
     def wire_bytes(self, like: PyTree) -> int:
-        """Return the bytes that a worker passes to the collectives; by default those of w = 1."""
+        """Return the bytes that a worker passes to the collectives; by default, for one worker."""
         return sum(found.bytes for found in self._collectives(like, 1))
 
     def link_bytes(self, like: PyTree, workers: int) -> float:

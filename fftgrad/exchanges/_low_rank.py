@@ -188,8 +188,7 @@ class AcpSgd(Exchange):
       also collect the differences between workers. A matrix of zeros has the mean zero, and the
       factors recover in later steps.
 
-    Differs from the paper: some matrices are flipped. orthonormal(...) uses Householder reflections
-      in place of Gram-Schmidt, which divides by zero if a column is zero.
+    Differs from the paper: matrices are flipped; Householder reflections orthogonalize P and Q.
 
     Example:
       >>> exchange = fg.AcpSgd(rank=1)

@@ -258,13 +258,13 @@ def travel(
     """
     run = exchange.mean
     if len(buckets) > 1:
-        # Large models have dozens of buckets, and those of equal shapes share one trace.
+        # Large models have dozens of buckets. Buckets of equal shapes share one trace.
         mean = jax.jit(lambda x, state, step: exchange.mean(x, state, Comm(comm.axis_name, step)))
         run = lambda x, state, comm: mean(x, state, comm.step)  # noqa: E731
     outs: list[Averaged] = []
     for i, (bucket, state) in enumerate(zip(buckets, states, strict=True)):
         # Buckets run in sequence, because XLA would otherwise schedule all collectives at the
-        # end, without overlap. A NaN in one bucket propagates to all later ones. XLA cannot drop
+        # end, without overlap. A NaN in one bucket propagates to later buckets. XLA cannot drop
         # this dependency.
         if outs:
             bucket = _finite.nan_unless(jnp.asarray(outs[-1].stats.finite), bucket)
@@ -298,7 +298,7 @@ def counters(
         # The count of each device is capped, so that the sum does not overflow.
         return lax.psum(jnp.minimum(count, _count.MOST // _axes.size(axes)), axes)
 
-    # A NaN in one bucket propagates to all later ones, whose overflow is then meaningless.
+    # A NaN in one bucket propagates to later buckets, so their overflow is meaningless.
     overflow = _axes.over_other_axes(add, jnp.where(finite, stats.overflow, 0))
     skipped = jnp.where(finite, before.skipped, _count.next_step(before.skipped))
     return _count.next_step(before.step), skipped, _count.add(before.overflow, overflow)

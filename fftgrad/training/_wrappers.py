@@ -77,7 +77,7 @@ def delay() -> optax.GradientTransformationExtraArgs:
       An `optax.GradientTransformationExtraArgs` whose state is a `PerWorker`.
 
     Raises:
-      ValueError: while tracing, if `update` gets a `weight`: it does not belong to the old gradient.
+      ValueError: while tracing, if `update` gets a `weight`: it belongs to another gradient.
 
     Example:
       >>> tx = fg.training.delay()
