@@ -93,7 +93,7 @@ def half_reduced(x: jax.Array) -> frozenset[str]:
 def is_unreduced(x: object, axis_name: AxisName) -> bool:
     """Return True if the type of a global array says that its sum over the axis is pending."""
     spec = jax.typeof(x).sharding.spec if isinstance(x, jax.Array) else PartitionSpec()
-    kind = getattr(spec, "unreduced_kind", None)  # since jax 0.12 also a maximum
+    kind = getattr(spec, "unreduced_kind", None)  # since jax 0.12 it may be a maximum
     return set(names(axis_name)) <= spec.unreduced and getattr(kind, "name", "sum") == "sum"
 
 

@@ -87,7 +87,7 @@ class ErrorFeedback(Memory):
         self, x: PyTree, error: PyTree, mean: PyTree, state: ErrorFeedbackState
     ) -> ErrorFeedbackState:
         def residual(e: jax.Array, error: jax.Array) -> jax.Array:
-            if self.beta == 1.0:  # avoids a read of e, which XLA keeps because of NaN
+            if self.beta == 1.0:  # avoids a read of e: XLA keeps 0 * e, because e may be NaN
                 return error
             return (1 - self.beta) * (self.decay * e) + self.beta * error
 

@@ -115,4 +115,4 @@ def clipped_mean(decode: Callable[[Any], Vectors], sent: Any, shares: jax.Array)
 
     like = jax.eval_shape(decode, jax.tree.map(lambda leaf: leaf[0], sent))
     zeros = tuple(jnp.zeros(v.shape, v.dtype) for v in like)
-    return lax.scan(add, zeros, (sent, weights))[0]  # in worker order
+    return lax.scan(add, zeros, (sent, weights))[0]  # in the order of the workers

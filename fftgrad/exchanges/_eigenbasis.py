@@ -19,8 +19,8 @@ FLOOR = 1e-3
 
 
 class Side(NamedTuple):
-    covariance: jax.Array  # moving average of M Mᵀ, or Mᵀ M, float32[d, d]
-    basis: jax.Array  # its eigenvectors, in columns, float32[d, d]
+    covariance: jax.Array  # moving average of G Gᵀ, or of Gᵀ G, float32[d, d]
+    basis: jax.Array  # eigenvectors of the covariance, in columns, float32[d, d]
     scale: jax.Array  # divisors of the coordinates, float32[d]
 
 

@@ -258,7 +258,7 @@ def _flips(matrices: Sequence[Like]) -> list[bool]:
     """Choose the flipped matrices, so that odd and even steps send similar numbers of values."""
     longer = [matrix.shape[0] - matrix.shape[1] for matrix in matrices]
     flips = [False] * len(longer)
-    ahead = 0  # rows that odd steps send more than even steps
+    ahead = 0  # rows in odd steps minus rows in even steps
     for i in sorted(range(len(longer)), key=lambda i: -abs(longer[i])):
         flips[i] = ahead * longer[i] > 0
         ahead += -longer[i] if flips[i] else longer[i]

@@ -278,7 +278,6 @@ def scope_of(codec: Codecs) -> Scope:
 
 
 def check_codec(owner: str, codec: object) -> None:
-    """Require a codec or a rule."""
     if isinstance(codec, Codec | type) or not callable(codec):
         remedy = "pass one such as TopK(fraction=0.01), or a rule from a part to its codec."
         if isinstance(codec, Exchange):

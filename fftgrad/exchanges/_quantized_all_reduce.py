@@ -107,7 +107,7 @@ def add(
     word; each count is uint32[].
     """
     workers = comm.workers
-    many = 2 * levels * workers + 1  # possible sums
+    many = 2 * levels * workers + 1  # number of possible sums
     packed = [_codes.pack_digits((vector + levels).astype(jnp.uint32), many) for vector in vectors]
     words = [flag.astype(jnp.uint32)[None] for flag in flags]
     total = comm.sum(jnp.concatenate([*packed, *words]))

@@ -67,7 +67,6 @@ def check_parts(owner: str, exchange: object, memory: object, bucketing: object)
 
 
 def check_exchange(argument: str, exchange: object, remedy: str = WRAP) -> None:
-    """Require an exchange."""
     if inspect.isfunction(exchange):
         remedy = f"pass the result of a method: call it, as {exchange.__name__}(...)."
     elif isinstance(exchange, Recipe):

@@ -210,22 +210,19 @@ def compressed_pmean(
         _gradients.refuse_mistyped("compressed_pmean", extra)
         check_update(updates, state, params)
         before, states, old_error = inside(state)
-        # Not earlier, because a key starts the backend, and jax.distributed may not be
+        # Make the key here, because a key starts the backend, and jax.distributed may not be
         # initialized when the transformation is made.
         comm = Comm.of(axis_name, key, state.step)
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
-        # Add the residual.
         x, added = memory.add(_gradients.weighted(grads, weight, axis_name), before)
-        # Pack buckets.
         buckets, join = _bucketing.to_buckets(_axes.whole(x), bucketing)
-        # Encode, gather, decode and average, bucket by bucket.
         out, after = travel(exchange, buckets, states, comm, join)
         # Keep the values that the others did not receive, and the rounding errors of narrow leaves.
         remembered = memory.update(x, out.error_or_zeros(x), out.mean, added)
         mean, rounded = _rounding.narrowed(out.mean, updates)
         if rounded is not None:
             remembered = memory.restore(rounded, remembered)
-        # After a bad step, the old states stay.
+        # After a bad step, keep the old states.
         finite = all_finite(out.stats, mean)
         error = relative_error(x, out.error, comm) if track_error else ()
         remembered, after, error = optax.tree.where(
