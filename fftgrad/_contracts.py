@@ -79,7 +79,7 @@ class Codec(abc.ABC):
         """Decode a payload to a vector like `like`, without a state of the sender."""
 
     def shard(self, parts: int) -> "Codec":
-        """Return the codec for one of `parts` equal shards of a vector; it keeps k/parts values."""
+        """Return the codec for one of `parts` equal shards; a selector keeps k/parts values."""
         return self
 
 

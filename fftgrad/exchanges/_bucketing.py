@@ -49,10 +49,10 @@ class Bucketing:
       bucket_bytes: largest size of a bucket, in bytes of the float32 gradient. Buckets are filled
         from the last leaf to the first, because a backward pass computes gradients in this order. A
         bucket waits only for the bucket before it. So a compiler with asynchronous collectives can
-        overlap exchange and backward pass. A larger part of several leaves, or of scope "model", is
-        cut into vectors, which are compressed separately. A larger part of one leaf keeps its shape
-        and has a bucket of its own, unless it has more than 2^30 values. None: a bucket for every
-        2^30 parameters.
+        overlap exchange and backward pass. If a part does not fit, it is cut into vectors that are
+        compressed separately. But a part that is a single leaf, in a scope other than "model", has
+        a bucket of its own and keeps its shape, up to 2^30 values. None: a bucket for every 2^30
+        parameters.
 
     Example:
       >>> params = {"w": jnp.ones((100, 100)), "b": jnp.ones(100)}

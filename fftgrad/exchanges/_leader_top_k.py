@@ -35,7 +35,7 @@ class LeaderTopK(Exchange):
     Args:
       codec: linear transforms, then a selector such as `TopK` or `ChunkTopK`, or a rule that
         returns such codecs. Without a selector, all coefficients are summed.
-      leader: number of the worker that always leads; None lets worker t mod w lead at step t.
+      leader: number of the worker that leads in all steps. None: worker t mod w leads in step t.
 
     Wire: the positions of the leader in one all-reduce. A second all-reduce has 4 bytes for each
       selected value (8 if complex), 4 bytes for a flag, and 4 if the codec counts overflow.

@@ -123,7 +123,7 @@ class LadderState(NamedTuple):
 
 @value
 class Ladder(Several):
-    """Exchange: runs the first of several exchanges; the caller moves it to the next exchange.
+    """Exchange: runs the first of several exchanges, until the caller moves to the next exchange.
 
     As with `Scheduled`, a move does not recompile. `fg.methods.recover_by_loss` decides by the loss
     when to move. To decide by another criterion, such as the error of `track_error`, call

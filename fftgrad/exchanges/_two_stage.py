@@ -33,8 +33,8 @@ class TwoStage(Exchange):
 
     Args:
       codec: a codec, or a rule that returns a codec for the name of a part and the shape of one of
-        its shards, a vector of n/w values. `SmallDense` instead uses the shapes of whole leaves. If
-        a codec keeps k coefficients of a part, it keeps k/w coefficients of each shard. Each shard
+        its shards, a vector of n/w values. Only `SmallDense` uses the shapes of whole leaves. If a
+        codec keeps k coefficients of a part, it keeps k/w coefficients of each shard. Each shard
         has its own codec state, which is reset if the number of workers changes.
       workers: w, the number of workers along the axis.
 
