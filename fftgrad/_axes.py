@@ -1,7 +1,7 @@
-"""Named axes: the differences between shard_map (with or without check_vma), pmap and vmap.
+"""Named axes under shard_map (with or without check_vma), pmap and vmap.
 
-Under `shard_map(check_vma=True)` JAX types each value by the mesh axes along which it varies.
-Otherwise JAX tracks nothing, and every value seems to vary along no axis.
+Under `shard_map(check_vma=True)` the type of each value has the mesh axes along which the value
+varies ("tracked"). Otherwise types have no such axes.
 """
 
 import functools
@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 AxisName: TypeAlias = str | tuple[str, ...]
-"""A mesh axis, or several that act as one."""
+"""A mesh axis, or several axes that act as one."""
 
 
 def names(axis_name: AxisName) -> tuple[str, ...]:
@@ -62,12 +62,12 @@ def is_tracked(axis_name: AxisName) -> bool:
 
 
 def varies(x: jax.Array, axis_name: AxisName) -> bool:
-    """Return True if `x` may differ between the workers of the axis, as far as JAX knows."""
+    """Return True if `x` may differ between the workers; True if JAX does not track the axis."""
     return not is_tracked(axis_name) or set(names(axis_name)) <= varying(x)
 
 
 def known_to_vary(x: object, axis_name: AxisName) -> bool:
-    """Return True if JAX knows that `x` varies along the axis, or along one of its axes."""
+    """Return True if JAX knows that `x` varies along at least one of the axes."""
     return isinstance(x, jax.Array) and not varying(x).isdisjoint(names(axis_name))
 
 
@@ -84,7 +84,7 @@ def beside(x: jax.Array, axis_name: AxisName) -> frozenset[str]:
 
 
 def half_reduced(x: jax.Array) -> frozenset[str]:
-    """Return the axes over which JAX types `x` as unreduced or reduced."""
+    """Return the axes that the type of `x` marks as unreduced or reduced."""
     kind = jax.typeof(x)
     manual, spec = kind.manual_axis_type, kind.sharding.spec
     return frozenset(manual.unreduced | manual.reduced | spec.unreduced | spec.reduced)
@@ -93,12 +93,12 @@ def half_reduced(x: jax.Array) -> frozenset[str]:
 def is_unreduced(x: object, axis_name: AxisName) -> bool:
     """Return True if the type of a global array says that its sum over the axis is pending."""
     spec = jax.typeof(x).sharding.spec if isinstance(x, jax.Array) else PartitionSpec()
-    kind = getattr(spec, "unreduced_kind", None)  # since jax 0.12 also a maximum
+    kind = getattr(spec, "unreduced_kind", None)  # since jax 0.12 it may be a maximum
     return set(names(axis_name)) <= spec.unreduced and getattr(kind, "name", "sum") == "sum"
 
 
 def vary(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """Type `x` as varying along a tracked axis, so that its gradient is the worker's own."""
+    """Type `x` as varying along a tracked axis, so that JAX does not sum its gradient over it."""
     if not is_tracked(axis_name):
         return x
     missing = tuple(name for name in names(axis_name) if name not in varying(x))
@@ -106,7 +106,7 @@ def vary(x: jax.Array, axis_name: AxisName) -> jax.Array:
 
 
 def all_gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """Stack the values of all workers in their order, typed as equal on all workers."""
+    """Stack the values of all workers in the workers' order, typed as equal on all workers."""
     if is_tracked(axis_name):
         return lax.all_gather(x, axis_name, to="invarying")
     return lax.all_gather(x, axis_name)
@@ -118,7 +118,7 @@ def permute(x: jax.Array, axis_name: AxisName, sources: tuple[int, ...]) -> jax.
 
 
 def vary_like(x: jax.Array, other: jax.Array) -> jax.Array:
-    """Type `x` as varying along every axis along which `other` varies, for loop carries."""
+    """Type `x` as varying along every axis along which `other` varies."""
     missing = tuple(sorted(varying(other) - varying(x)))
     return lax.pcast(x, missing, to="varying") if missing else x
 
@@ -130,15 +130,15 @@ def over_other_axes(
 ) -> jax.Array:
     """Reduce `x` over the axes along which it is known to vary, except those of `but`.
 
-    A mean over the data axis may still vary along a model axis. Decisions and counts made from this
-    mean are replicated over the whole mesh, so they must agree along the model axis too.
+    A mean over the data axis may still vary along a model axis. But decisions and counts that
+    depend on this mean must be equal on the whole mesh, because they are stored replicated.
     """
     axes = tuple(sorted(varying(x).difference(but)))
     return reduce(x, axes) if axes else x
 
 
 def everywhere(flag: jax.Array, but: tuple[str, ...] = ()) -> jax.Array:
-    """Reduce a flag bool[] by AND over the axes along which it varies, except those of `but`."""
+    """Combine a flag bool[] by AND over the axes along which it varies, except those of `but`."""
     return over_other_axes(lax.pmin, flag.astype(jnp.int32), but) > 0
 
 
@@ -166,8 +166,8 @@ def named(spec: PartitionSpec) -> Iterator[str]:
 def place(tree: Any, mesh: Mesh, specs: Any, axes: tuple[str, ...]) -> Any:
     """Reshard arrays by their specs over those of `axes` that are Explicit.
 
-    `shard_map` reshards over Auto axes itself. Over other Explicit axes the arrays keep the
-    sharding of their types.
+    `shard_map` itself reshards over Auto axes. Over Explicit axes that are not in `axes`, the
+    arrays keep their sharding.
     """
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     explicit = {name for name, kind in kinds if kind == AxisType.Explicit}
@@ -188,10 +188,10 @@ def place(tree: Any, mesh: Mesh, specs: Any, axes: tuple[str, ...]) -> Any:
 
 
 def whole(tree: Any) -> Any:
-    """Replicate arrays along the axes that XLA partitions.
+    """Replicate arrays along the Auto axes, which XLA partitions.
 
-    Otherwise XLA cuts a codec into pieces and adds a collective to each search and scatter. CPUs
-    cannot run some of these collectives.
+    Otherwise XLA partitions a codec and adds collectives to its searches and scatters. The CPU
+    backend cannot run some of these collectives.
     """
     if not jax.sharding.get_abstract_mesh().auto_axes:
         return tree
@@ -199,10 +199,10 @@ def whole(tree: Any) -> Any:
 
 
 def without_explicit(update: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `update(updates, state, ...)` with the Explicit axes of shard_map as Auto axes.
+    """Wrap `update(updates, state, ...)`, so that it runs with Auto axes in place of Explicit axes.
 
-    A codec flattens and cuts arrays, and an Explicit axis would need a sharding for each piece. The
-    results keep the types of the arguments.
+    A codec flattens and cuts arrays, and with an Explicit axis each piece would need a sharding.
+    The results have the types of the arguments.
     """
 
     def run(

@@ -24,9 +24,9 @@ class Step(NamedTuple):
     Attributes:
       number: number of earlier steps, int32, equal on all workers. After 2^31 - 1 comes 2^30, so
         the keys of the last 2^30 steps repeat.
-      shared: key equal on all workers, for random supports and signs. Decompressing may use it.
-      local: key that differs between workers, for dither. Decompressing must not use it, because
-        the receiver has another one.
+      shared: key equal on all workers, for random positions and signs. `decompress` may use it.
+      local: key that differs between workers, for random rounding. `decompress` must not use it,
+        because the receiver has another local key.
     """
 
     number: jax.Array | int = 0
@@ -53,11 +53,11 @@ class Step(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """Facts about all workers that an exchange learned, equal on all of them.
+    """Statistics of all workers from one exchange, equal on all workers.
 
     Attributes:
-      finite: False if a header reported a value that is not finite, bool[]. A sum needs no
-        header, because the mean itself is then not finite.
+      finite: False if a header reported a value that is not finite, bool[]. An all-reduce has no
+        header, because a non-finite value makes its result non-finite.
       overflow: number of values that the codecs could not represent, int32[].
     """
 
@@ -116,7 +116,7 @@ class Comm:
         return _axes.index(self.axis_name)
 
     def fold(self, number: int) -> "Comm":
-        """Return the same comm with other keys, for one of several exchanges in a step."""
+        """Return a comm with other random keys, for one of several exchanges in a step."""
         return dataclasses.replace(self, step=self.step.fold(number))
 
     def along(self, axis_name: AxisName) -> "Comm":
@@ -133,13 +133,13 @@ class Comm:
         overflow: jax.Array | int = 0,
         received: Stats | None = None,
     ) -> tuple[Any, Stats]:
-        """Gather the payloads of all workers, stacked in their order, by one all-gather.
+        """Gather the payloads of all workers by one all-gather, stacked in the workers' order.
 
         Args:
           payloads: payloads of this worker, a pytree of arrays.
-          of: values that the payloads stand for. The header says if they are finite.
+          of: values that were compressed. The header says whether all of them are finite.
           overflow: number of these values that the codecs could not represent.
-          received: stats of an earlier collective, which the header of a shard's owner passes on.
+          received: stats of an earlier collective in this exchange, to add to the header.
         """
         buffer = _pack(payloads, of, overflow, received)
         return _unpack(_axes.all_gather(buffer, self.axis_name), spec(payloads))
@@ -147,7 +147,7 @@ class Comm:
     def scatter(
         self, payloads: PyTree, *, of: PyTree, overflow: jax.Array | int = 0
     ) -> tuple[Any, Stats]:
-        """Send payload i of w, stacked, to worker i, by one all-to-all; stack the received ones."""
+        """Send row i of the payloads to worker i by one all-to-all; stack the received rows."""
         counts = jnp.broadcast_to(jnp.asarray(overflow, jnp.int32), (self.workers,))
         buffers = jax.vmap(_pack)(payloads, of, counts)
         one = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), payloads)
@@ -162,8 +162,8 @@ class Comm:
 
         Args:
           arrays: arrays of this worker.
-          overflow: number of values that this worker could not represent. None saves 4 bytes, if
-            the codecs represent all values.
+          overflow: number of values that this worker could not represent. Pass None if no codec
+            counts overflow; this saves 4 bytes.
         """
         if not arrays:
             return [], Stats()
@@ -182,12 +182,12 @@ class Comm:
         return lax.psum(vector, self.axis_name)
 
     def broadcast(self, tree: PyTree, leads: jax.Array) -> PyTree:
-        """Send the arrays, of one dtype, of the leading worker to all workers."""
+        """Send the arrays of the worker with `leads` to all workers; they have one dtype."""
         leaves, structure = jax.tree.flatten(tree)
         if not leaves:
             return tree
-        # The other workers add zeros to one sum, because XLA has no broadcast from a worker that is
-        # chosen at run time.
+        # A sum with zeros from the other workers, because XLA has no broadcast from a worker that
+        # is chosen at run time.
         whole, restore = _shapes.as_one(leaves)
         whole = lax.psum(jnp.where(leads, whole, jnp.zeros((), whole.dtype)), self.axis_name)
         return jax.tree.unflatten(structure, restore(whole))

@@ -5,10 +5,10 @@
     Exchange   compresses, runs the collective, decodes and averages.
 
 Rules for all of them: configuration is a frozen dataclass, whose `repr` is the call that makes it.
-State is a pytree of arrays that the caller holds. Shapes are static, and bytes follow from shapes
-alone. A claim (`summable`, `unbiased`) is False until a test shows it. Non-finite values are never
-hidden: decompress(compress(x)) then has one too. XLA's maximum may drop a NaN, so add
-`fg.codecs.poison(x)` to any number that stands for all values.
+State is a pytree of arrays that the caller holds. Shapes are static, and bytes depend on shapes
+only. A claim (`summable`, `unbiased`) is False until a test shows it. If x has a non-finite value,
+decompress(compress(x)) must have one too. XLA's maximum may drop a NaN, so add
+`fg.codecs.poison(x)` to a statistic of all values, such as a scale.
 """
 
 import abc
@@ -28,7 +28,7 @@ from fftgrad.ops._shapes import Like as Like
 from fftgrad.ops._shapes import PyTree as PyTree
 
 Scope: TypeAlias = Literal["model", "leaf"] | Callable[[str, Like], str]
-"""Rule that groups leaves into parts: all, each, or by the name that a function returns."""
+"""Rule that groups leaves into parts: one part, a part per leaf, or a part per returned name."""
 
 
 class Payload(NamedTuple):
@@ -42,9 +42,9 @@ class Compressed(NamedTuple):
     """Result of `Codec.compress`."""
 
     payload: Payload
-    overflow: jax.Array | int = 0  # number of saturated values, int32; the int 0 if never any
+    overflow: jax.Array | int = 0  # number of saturated values, int32; 0, an int, if impossible
     state: PyTree = ()  # the codec's next state
-    # what the payload decodes to, if `compress` knows; a worker then need not decode its own
+    # the decoded payload, if `compress` knows it; a worker then does not decode its own payload
     sparse: Sparse | None = None
 
 
@@ -53,21 +53,21 @@ class Codec(abc.ABC):
 
     @property
     def summable(self) -> bool:
-        """Claim: decompress(sum of payloads) == sum of decompress(payload)."""
+        """Claim: decompressing a sum of payloads gives the sum of the decompressed payloads."""
         return False
 
     @property
     def unbiased(self) -> bool:
-        """Claim: E[decompress(compress(x))] == x, over the randomness of the step."""
+        """Claim: E[decompress(compress(x))] == x, over the random keys of the step."""
         return False
 
     @property
     def last(self) -> bool:
-        """True if nothing can follow in a chain, because `main` holds codes, not values."""
+        """True if no stage can follow in a chain, because `main` holds codes, not values."""
         return False
 
     def init(self, like: Like) -> PyTree:
-        """Make the first state for a vector like `like`; () for none."""
+        """Make the first state for a vector like `like`; () if the codec has no state."""
         return ()
 
     @abc.abstractmethod
@@ -79,7 +79,7 @@ class Codec(abc.ABC):
         """Decode a payload to a vector like `like`, without a state of the sender."""
 
     def shard(self, parts: int) -> "Codec":
-        """Return the codec for one of `parts` equal shards of a vector, with a share of its k."""
+        """Return the codec for one of `parts` equal shards; a selector keeps k/parts values."""
         return self
 
 
@@ -95,11 +95,11 @@ class Transform(Codec):
         return True
 
     def reach(self, n: int) -> int:
-        """Return the number of values that depend on one coefficient, the length of a block."""
+        """Return the number of values that depend on one coefficient: the length of a block."""
         return n
 
     def at_blocks(self, coefficients: Sparse, like: Like, step: Step) -> Sparse:
-        """Invert a few coefficients, if `reach` is short; the other coefficients are zero."""
+        """Invert the transform of a vector with few non-zero coefficients, if `reach` is small."""
         raise NotImplementedError
 
 
@@ -108,7 +108,7 @@ class Selector(Codec):
 
     @abc.abstractmethod
     def positions(self, side: PyTree, n: int, step: Step) -> jax.Array:
-        """Return the position of each value, int32[k], ascending and distinct; >= n if unused."""
+        """Return positions int32[k], ascending and distinct; those of unused slots are >= n."""
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         found = Sparse(self.positions(payload.side, like.shape[0], step), payload.main)
@@ -137,7 +137,7 @@ class Memory(abc.ABC):
         return ()
 
     def add(self, grad: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-        """Return the tree `x` to exchange in place of `grad`, and the state until `update`."""
+        """Return the tree `x` to exchange in place of `grad`, and the state for `update`."""
         return grad, state
 
     @abc.abstractmethod
@@ -189,7 +189,7 @@ class Exchange(abc.ABC):
         """Average `x` over the workers by the collectives of `comm`."""
 
     def wire_bytes(self, like: PyTree) -> int:
-        """Return the bytes that a worker hands to the collectives; by default, if there is one."""
+        """Return the bytes that a worker passes to the collectives; by default, for one worker."""
         return sum(found.bytes for found in self._collectives(like, 1))
 
     def link_bytes(self, like: PyTree, workers: int) -> float:

@@ -1,4 +1,4 @@
-"""Memories: the unsent values that a worker keeps between steps. May import the contracts."""
+"""Memories: values that a worker keeps to send in later steps. May import the contracts."""
 
 from typing import Literal, NamedTuple, get_args
 
@@ -18,7 +18,7 @@ class ErrorFeedbackState(NamedTuple):
     """State of `ErrorFeedback`."""
 
     residual: PyTree  # unsent values of earlier steps, shaped like the gradient
-    # number of roundings to bfloat16, int32[], which selects the next draws; None for float32
+    # number of roundings to bfloat16, int32[], a seed of the next rounding; None for float32
     rounds: jax.Array | None = None
 
 
@@ -30,30 +30,30 @@ class ErrorFeedback(Memory):
 
         x = d e + g,   e' = (1 - u) d e + u (x - sent(x)),   e_0 = 0.
 
-    For d = u = 1 this is plain error feedback, e' = x - sent(x), which loses nothing. Feedback acts
-    as momentum. So use an optimizer without momentum behind it, or one that adds a share of the
-    new gradient to its momentum, as `fg.optimizers.feedback_adam` does.
+    For d = u = 1 this is plain error feedback, e' = x - sent(x), which loses no value.
+    Error feedback delays gradients, as momentum does. So use an optimizer without momentum, or one
+    that adds a share of the new gradient to its momentum, as `fg.optimizers.feedback_adam` does.
 
-    A beta below 1 is ScaleCom's low-pass filter. It makes the residuals of the workers more alike,
-    which `LeaderTopK` needs: there one worker chooses the coefficients that all send. It also damps
-    the noise of a large learning rate. A coefficient that is sent keeps (1 - u) d e.
+    A beta below 1 is ScaleCom's low-pass filter. The residuals of the workers become more similar.
+    `LeaderTopK` needs similar residuals, because one worker chooses the coefficients that all send.
+    The filter also damps the noise of a large learning rate. The residual of a coefficient that is
+    sent becomes (1 - u) d e instead of zero.
 
-    A bfloat16 residual is rounded up or down at random. Rounding to nearest would lose gradients
-    below 1/256 of the residual. The draws are a hash of the position, the number of roundings and
-    the bits of the value. They need no key, and a run is reproducible.
+    A bfloat16 residual is rounded stochastically, because rounding to nearest would lose gradients
+    below 1/256 of the residual. The random bits are a hash of the position, the number of
+    roundings and the bits of the value. So rounding needs no key and is reproducible.
 
     Args:
       decay: d, share of the residual that survives a step, 0 <= d <= 1.
       beta: u, weight of a step's error in the residual, 0 < u <= 1. ScaleCom uses 0.1 for large
         batches and 1 otherwise.
-      dtype: "float32", or "bfloat16" for half of the memory.
+      dtype: dtype of the residual, "float32" or "bfloat16".
 
     Shapes: residual float32 or bfloat16, shaped like the gradient, on each worker; with bfloat16
       also a count, int32[].
 
-    Claims: for d = 1, Σ mean sent + mean e / u = Σ mean gradient. In bfloat16 this holds in
-      expectation, if the hash is random: each rounding is unbiased, with an error of up to 2^-7 of
-      a value.
+    Claims: for d = 1, Σ mean sent + mean e / u = Σ mean gradient, with Σ over steps and means over
+      workers. In bfloat16 this holds in expectation, with a relative rounding error of up to 2^-7.
 
     Example:
       >>> memory, g = fg.ErrorFeedback(), jnp.array([1.0, 2.0])
@@ -87,7 +87,7 @@ class ErrorFeedback(Memory):
         self, x: PyTree, error: PyTree, mean: PyTree, state: ErrorFeedbackState
     ) -> ErrorFeedbackState:
         def residual(e: jax.Array, error: jax.Array) -> jax.Array:
-            if self.beta == 1.0:  # avoids a read of e, which XLA keeps because of NaN
+            if self.beta == 1.0:  # avoids a read of e: XLA keeps 0 * e, because e may be NaN
                 return error
             return (1 - self.beta) * (self.decay * e) + self.beta * error
 
@@ -103,14 +103,14 @@ def _wide(state: ErrorFeedbackState) -> PyTree:
 
 
 def _kept(residual: PyTree, rounds: jax.Array | None) -> ErrorFeedbackState:
-    """Make the state of a float32 residual, stochastically rounded if it is bfloat16."""
+    """Make the state from a float32 residual; round it stochastically if the state is bfloat16."""
     if rounds is None:
         return ErrorFeedbackState(residual)
     (seed,) = _random.bits(rounds.astype(jnp.uint32), jnp.uint32(0), 1)
 
     def one(x: jax.Array) -> jax.Array:
         flat = x.ravel()
-        # The bits decorrelate leaves and workers, whose positions are equal.
+        # Hash the values too, because positions are equal in all leaves and on all workers.
         own = seed ^ jax.lax.bitcast_convert_type(flat, jnp.uint32)
         draws = _random.bits(jnp.uint32(0), own, x.size)
         return _rounding.to_bfloat16(flat, draws).reshape(x.shape)
@@ -120,7 +120,7 @@ def _kept(residual: PyTree, rounds: jax.Array | None) -> ErrorFeedbackState:
 
 @value
 class NoMemory(Memory):
-    """Memory: none. Unsent values are lost, as in the FFT paper (arXiv:1811.08596).
+    """Memory: keeps nothing. Unsent values are lost, as in the FFT paper (arXiv:1811.08596).
 
     Example:
       >>> fg.NoMemory().init(None)
@@ -140,31 +140,31 @@ class MomentumCorrectionState(NamedTuple):
 
 @value
 class MomentumCorrection(Memory):
-    """Memory: accumulate the velocity in place of the gradient, and reset it where it was sent.
+    """Memory: accumulate velocities in place of gradients; reset a velocity when it is sent.
 
-    With u the velocity and v the residual, per worker and leaf:
+    With g the gradient, u the velocity and v the residual, per worker and leaf:
 
         plain      u' = m u + g,       x = v + u'
         Nesterov   u' = m (u + g),     x = v + u' + g
         then       v' = x - sent(x),   u'' = u' where nothing was sent, else 0 (factor masking).
 
-    The momentum acts before the compression, so the optimizer must have none. A leaf that is sent
-    whole keeps its velocity, so dense leaves and a dense warm-up have ordinary momentum. A leaf
-    with no more non-zero values than are sent keeps its velocity too. Such a sparse gradient moves
-    up to 1 / (1 - m) times further than with masking.
+    The momentum acts before the compression, so use an optimizer without momentum. If all non-zero
+    values of a leaf are sent, the leaf keeps its velocity. So dense leaves and a dense warm-up have
+    ordinary momentum. This also holds for a leaf with few non-zero values. Its parameters then move
+    up to 1 / (1 - m) times as far as with masking.
 
     Args:
       momentum: m, 0 <= m < 1.
       nesterov: True for Nesterov momentum.
-      masking: True to reset the velocity where a coefficient was sent. Masking needs a codec that
-        leaves most values exactly zero; behind a transform such as `Fft` it resets all.
+      masking: True to reset the velocity of coefficients that are sent. Use it only if the codec
+        sends zero for most values. With a transform such as `Fft` it resets all velocities.
 
     Shapes: velocity and residual float32, shaped like the gradient, on each worker.
 
-    Claims: without masking and for plain momentum, Σ mean applied + mean v = Σ mean velocity.
+    Claims: without masking and for plain momentum, Σ mean sent + mean v = Σ mean velocity, with Σ
+      over steps and means over workers.
 
-    Differs from the paper: the quantization error of a sent value stays in the residual, which the
-      papers clear there.
+    Differs from the paper: the residual keeps the quantization error of a value that is sent.
 
     Example:
       >>> memory, g = fg.MomentumCorrection(momentum=0.5), jnp.array([1.0, 2.0])

@@ -1,4 +1,4 @@
-"""Exchanges: the collective of a step, and the decoding and averaging after it.
+"""Exchanges: compress, run the collective, decode and average.
 
 May import `codecs`, `memories`, `ops`, the contracts and `_axes`.
 """

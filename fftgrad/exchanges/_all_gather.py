@@ -20,26 +20,26 @@ class AllGather(Exchange):
     """Exchange: every worker sends its payload to all, and each worker decodes and averages them.
 
     Each payload travels as one uint32 buffer in one collective. If the codec begins with a linear
-    transform, its inverse runs once, after the sum: w payloads need one inverse FFT. Payloads are
-    added in the order of the workers, so that all replicas get the same bits.
+    transform, such as `Fft`, the inverse transform runs once, on the sum of the payloads. Payloads
+    are added in the order of the workers, so that all replicas get the same bits.
 
     Args:
       codec: a codec, usually a chain such as `chain(Fft(), TopK(fraction=0.1), LogQuantizer(8))`;
         or a rule, a function from the name and the shape of a part to its codec.
       clip_to_median: True to clip the norm of each worker's vector to the median norm, part by
         part: mean of v_i · min(1, median_j ||v_j|| / ||v_i||), with the median over the non-zero
-        vectors. The clip protects against workers with bad data or a high learning rate: a minority
-        of workers cannot make the result longer than the others would. It decodes every payload
-        twice.
+        vectors. This protects against workers with bad data or a high learning rate: the norm of
+        the mean is at most the median, and a minority of the workers cannot raise the median above
+        the norms of all other workers. Every payload is decoded twice.
 
-    Wire: 4 bytes + main and side of every part, `fg.wire_bytes(exchange, x)`. A ring sends it
-      w - 1 times, so the traffic grows with w.
+    Wire: 4 bytes for the header, and main and side of every part: `fg.wire_bytes(exchange, x)`. A
+      ring sends these bytes w - 1 times, so the traffic grows with w.
 
-    Claims: unbiased if the codec is and nothing is clipped; all workers get the same bits. If any
-      value is not finite the mean is NaN throughout.
+    Claims: unbiased if the codec is unbiased and no vector is clipped; all workers get the same
+      bits. If any value is not finite, the mean is NaN throughout.
 
-    Differs from the paper: the median of an even number of norms is the midpoint of the middle two;
-      the authors' code takes the lower one.
+    Differs from the paper: the median of an even number of norms is the mean of the middle two; the
+      authors' code takes the smaller of these.
 
     Example:
       >>> exchange = fg.AllGather(fg.TopK(k=1))
@@ -90,16 +90,16 @@ class AllGather(Exchange):
 
 
 def clipped_mean(decode: Callable[[Any], Vectors], sent: Any, shares: jax.Array) -> Vectors:
-    """Average the vectors of workers, after clipping longer vectors to the median length.
+    """Average the vectors of workers, after clipping their norms to the median norm.
 
-    The median is over the workers with a positive share and a non-zero vector. `decode` turns a
-    payload into its vectors, `sent` are the payloads of all workers, stacked.
+    The median is over the workers with a positive share of the mean and a non-zero vector. `decode`
+    decodes one payload; `sent` holds the stacked payloads of all workers.
     """
 
     def lengths(payload: Any) -> jax.Array:
         return jnp.stack([_quantizers.row_norms(v[None])[1][0] for v in decode(payload)])
 
-    norms = lax.map(lengths, sent)  # [workers, parts]; in turn, to hold one vector at a time
+    norms = lax.map(lengths, sent)  # [workers, parts]; a loop holds one decoded payload at a time
     counts = (shares > 0)[:, None]
     speaks = counts & (norms != 0)
     ordered, number = jnp.sort(jnp.where(speaks, norms, jnp.inf), axis=0), jnp.sum(speaks, axis=0)
@@ -115,4 +115,4 @@ def clipped_mean(decode: Callable[[Any], Vectors], sent: Any, shares: jax.Array)
 
     like = jax.eval_shape(decode, jax.tree.map(lambda leaf: leaf[0], sent))
     zeros = tuple(jnp.zeros(v.shape, v.dtype) for v in like)
-    return lax.scan(add, zeros, (sent, weights))[0]  # in worker order
+    return lax.scan(add, zeros, (sent, weights))[0]  # in the order of the workers

@@ -19,11 +19,11 @@ class AllReduce(Exchange):
     is finite if the mean is.
 
     Args:
-      codec: a summable codec, or a rule from a part's name and shape to one. `Identity()` is the
-        dense baseline: `jax.lax.pmean` in float32, for leaves of any dtype.
+      codec: a summable codec, or a function from a part's name and shape to a summable codec.
+        `Identity()` is the dense baseline: `jax.lax.pmean` in float32, for leaves of any dtype.
 
-    Wire: the payloads: 4n bytes when dense, and 4 for a codec that counts overflow. A ring sends
-      them 2 (w - 1) / w times. There is no header, because a sum propagates NaN.
+    Wire: the payload, 4n bytes for n values without a codec. A count of overflow adds 4 bytes. A
+      ring sends 2 (w - 1) / w times as many. There is no header, because a sum propagates NaN.
 
     Claims: exact up to rounding; all workers get the same bits.
 
@@ -74,7 +74,7 @@ class AllReduce(Exchange):
 
 
 def _check_summable(codec: Codec) -> None:
-    # All-gathered payloads of all values soon exceed a dense all-reduce, so name TwoStage there.
+    # If a codec sends all values, an all-gather soon takes more bytes than a dense all-reduce.
     selects = any(isinstance(stage, Selector) for stage in _chain.stages(codec))
     instead = f"AllGather({codec!r})" if selects else f"TwoStage({codec!r}, workers=w)"
     check(codec.summable, "AllReduce(codec)", "be summable", repr(codec), f"use {instead}.")

@@ -1,7 +1,4 @@
-"""Layout: converts between a gradient pytree and buckets of parts.
-
-A part is compressed on its own. The parts of a bucket travel together.
-"""
+"""Layout: converts between a gradient pytree and buckets of parts."""
 
 import dataclasses
 import functools
@@ -19,20 +16,20 @@ from fftgrad.ops import _shapes
 from fftgrad.ops._shapes import by_path
 
 BUCKET_LIMIT = 2**30
-"""Most values in a bucket: positions are int32, and cuFFT's limit is 4 GiB per transform."""
+"""Largest number of values in a bucket: positions are int32, and cuFFT takes at most 4 GiB."""
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=["name"])
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Vector that is compressed on its own: a group of leaves, or a piece of a long one."""
+    """Vector that is compressed on its own: a leaf, a group of leaves, or a piece of these."""
 
-    name: str  # "model", a leaf's path, or a name returned by the scope
+    name: str  # "model", a leaf's path, or a name that the scope returned
     value: Any  # float32 array; a single leaf keeps its shape, several leaves become one vector
 
 
 Bucket: TypeAlias = tuple[Part, ...]
-"""Parts that travel together, ordered by name."""
+"""Parts whose payloads travel in one buffer, ordered by name."""
 
 Join: TypeAlias = Callable[[list[Bucket]], PyTree]
 """Function from transformed buckets back to a tree of float32 leaves."""
@@ -40,20 +37,21 @@ Join: TypeAlias = Callable[[list[Bucket]], PyTree]
 
 @value
 class Bucketing:
-    """Function: layout of a gradient, which leaves form a part and which parts a bucket.
+    """Function: layout of a gradient: which leaves form a part, and which parts form a bucket.
 
     Pass the same value to `compressed_pmean` and `wire_bytes`.
 
     Args:
       scope: rule for parts: "model", all leaves as one vector; "leaf", each leaf, in its shape; or
-        a function from a leaf's path ("layers/0/w") and shape to the name of its group. None: the
-        scope of the exchange: that of its rule, "leaf" for `PowerSgd` and `AcpSgd`, else "model".
-      bucket_bytes: most float32 bytes of gradient in a bucket. Buckets are filled from the last
-        leaf to the first, the order in which a backward pass computes gradients. Each bucket waits
-        only for the one before it. So a compiler with asynchronous collectives can overlap them
-        with the backward pass. Selectors choose, and quantizers scale, within a bucket. A leaf that
-        is a part on its own keeps its shape, and travels alone if it has more bytes. Other parts,
-        and leaves of more than 2^30 values, are cut into vectors. None: a bucket per 2^30
+        a function from a leaf's path ("layers/0/w") and shape to the name of its part. None means
+        the scope of the exchange: the scope of its codec rule, "leaf" for `PowerSgd` and `AcpSgd`,
+        or else "model".
+      bucket_bytes: largest size of a bucket, in bytes of the float32 gradient. Buckets are filled
+        from the last leaf to the first, because a backward pass computes gradients in this order. A
+        bucket waits only for the bucket before it. So a compiler with asynchronous collectives can
+        overlap exchange and backward pass. If a part does not fit, it is cut into vectors that are
+        compressed separately. But a part that is a single leaf, in a scope other than "model", has
+        a bucket of its own and keeps its shape, up to 2^30 values. None: a bucket for every 2^30
         parameters.
 
     Example:
@@ -73,13 +71,13 @@ class Bucketing:
             check_count("Bucketing(bucket_bytes)", self.bucket_bytes, "use 25_000_000.", least=4)
 
     def for_exchange(self, exchange: Exchange) -> "Bucketing":
-        """Return the bucketing with the scope of the exchange, if it has none."""
-        # An explicit scope wins, because the exchanges within an exchange may disagree.
+        """Return this bucketing, with the scope of the exchange if it has no scope."""
+        # With an explicit scope, do not read `exchange.scope`: it raises if inner scopes differ.
         return self if self.scope else dataclasses.replace(self, scope=exchange.scope or "model")
 
     @property
     def limit(self) -> int:
-        """Most values in a bucket."""
+        """Largest number of values in a bucket."""
         return min((self.bucket_bytes or 4 * BUCKET_LIMIT) // 4, BUCKET_LIMIT)
 
 
@@ -100,7 +98,7 @@ def check_tree(owner: str, name: str, tree: PyTree) -> None:
 
 
 def like(tree: PyTree) -> PyTree:
-    """Return the shapes of the tree in float32, as an exchange sees them."""
+    """Return the shapes of the tree in float32, the dtype of an exchange."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), tree)
 
 
@@ -109,7 +107,7 @@ def bucket_likes(tree: PyTree, bucketing: Bucketing) -> list[Bucket]:
 
 
 def wire_bytes(exchange: Exchange, tree: PyTree, bucketing: Bucketing) -> int:
-    """Return the bytes that one worker hands to the collectives for a tree of this shape."""
+    """Return the bytes that one worker passes to the collectives for a tree of this shape."""
     buckets = bucket_likes(tree, bucketing.for_exchange(exchange))
     return sum(map(exchange.wire_bytes, buckets))
 
@@ -121,7 +119,7 @@ def link_bytes(exchange: Exchange, tree: PyTree, workers: int, bucketing: Bucket
 
 
 def to_buckets(tree: PyTree, bucketing: Bucketing) -> tuple[list[Bucket], Join]:
-    """Cut a tree into float32 parts in buckets of limited size, and return the inverse too."""
+    """Cut a tree into float32 parts in buckets of limited size; also return the inverse."""
     buckets: list[list[Part]] = []
     room = 0
     leaves, structure = jax.tree.flatten(tree)
@@ -145,7 +143,7 @@ def to_buckets(tree: PyTree, bucketing: Bucketing) -> tuple[list[Bucket], Join]:
                 out[i] = flat.reshape(leaves[i].shape)
         return jax.tree.unflatten(structure, out)
 
-    # A bucket holds at most one piece of a part, because two exceed its limit.
+    # A bucket holds at most one piece of a part, because two pieces exceed its limit.
     return [tuple(sorted(bucket, key=lambda part: part.name)) for bucket in buckets], join
 
 
@@ -171,7 +169,7 @@ def _pieces(name: str, leaves: list[jax.Array], bucketing: Bucketing) -> list[Pa
     if total == 0:
         return []
     one_vector = bucketing.scope in ("model", None)
-    # A leaf with a part of its own keeps its shape, which its codec or its factors need.
+    # A part that is a single leaf keeps its shape, because rules and low-rank factors use it.
     limit = BUCKET_LIMIT if len(leaves) == 1 and not one_vector else bucketing.limit
     if len(leaves) == 1 and total <= limit:
         return [Part(name, leaves[0].astype(jnp.float32))]
@@ -184,7 +182,7 @@ def _pieces(name: str, leaves: list[jax.Array], bucketing: Bucketing) -> list[Pa
 def _recut(
     vectors: list[jax.Array], sizes: list[int], cut: Callable[..., Any] = _shapes.cut
 ) -> list[jax.Array]:
-    """Cut the concatenation of vectors into others of these sizes, without making it."""
+    """Cut the concatenation of vectors into pieces of these sizes, without concatenating all."""
     own = [vector.size for vector in vectors]
     ends = sorted({0, *itertools.accumulate(own), *itertools.accumulate(sizes)})
     lengths = [stop - start for start, stop in itertools.pairwise(ends)]

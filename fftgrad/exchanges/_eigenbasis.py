@@ -1,4 +1,4 @@
-"""Another exchange, in a basis in which the gradients of matrices are sparser."""
+"""An exchange of matrix gradients in a basis in which they are sparser."""
 
 import math
 from typing import Any, NamedTuple, TypeAlias
@@ -19,8 +19,8 @@ FLOOR = 1e-3
 
 
 class Side(NamedTuple):
-    covariance: jax.Array  # moving average of M Mᵀ, or Mᵀ M, float32[d, d]
-    basis: jax.Array  # its eigenvectors, in columns, float32[d, d]
+    covariance: jax.Array  # moving average of G Gᵀ, or of Gᵀ G, float32[d, d]
+    basis: jax.Array  # eigenvectors of the covariance, in columns, float32[d, d]
     scale: jax.Array  # divisors of the coordinates, float32[d]
 
 
@@ -36,39 +36,39 @@ class EigenbasisState(NamedTuple):
 
 @value
 class Eigenbasis(Exchange):
-    """Exchange: another exchange, of matrices in the eigenbasis of their earlier means.
+    """Exchange: rotates matrices into the eigenbasis of earlier means for an inner exchange.
 
-    In the eigenvectors of M Mᵀ and Mᵀ M a gradient matrix M has few large coordinates. A codec that
-    keeps these has about half the error. With two stages at 50x before Muon, one task's final loss
-    was 0.5 % above dense Muon, without the eigenbasis 4.1 % (docs/results/training.md). Its steps
-    take longer, so it pays off over links below 0.1 Gbit/s.
+    In the eigenvectors of M Mᵀ and Mᵀ M, a gradient matrix M has few large coordinates. This halves
+    the error of a selector. With Muon and `TwoStage` at 50x compression, the final loss on one task
+    was 0.5 % above that of dense Muon, and 4.1 % without the rotation (docs/results/training.md).
+    Steps take longer, so `Eigenbasis` pays off over links below 0.1 Gbit/s.
 
-    Each worker averages the mean gradients that all workers receive, so no basis is sent:
+    All workers compute the basis from the mean gradient G, so no basis is sent. For the left side:
 
-        A = decay · A + (1 - decay) · M Mᵀ,    Q = orthonormal(A Q),    x = (Qᵀ M R) / (s tᵀ)
+        A = decay · A + (1 - decay) · G Gᵀ,    Q = orthonormal(A Q),    x = (Qᵀ M R) / (s tᵀ).
 
-    with R and t of the right side, and x the coordinates sent. The scale s of a direction is its
-    variance, in units of the mean variance, to the power of whiten / 2. It makes the relative
-    errors of all directions similar, because Muon amplifies the errors of small directions. The
-    error is fed back in parameter coordinates, so a change of the basis loses nothing. All leaves
-    travel as one vector. An array of more axes becomes a matrix with its last axis as columns.
+    The right side has R and t in place of Q and s, from Gᵀ G. The inner exchange gets x, all leaves
+    as one vector. With v the variances along the directions, s = (v / mean v)^(whiten / 2). Muon
+    amplifies errors of directions with small variance; s makes the relative errors of all
+    directions similar. `error` is rotated back, so the residual stays valid if the basis changes.
+    In an array of more than two axes, all axes except the last form the rows.
 
     Args:
-      exchange: exchange for the vector of all coordinates, as `TwoStage(Budget(50), workers)`.
-      decay: share of the averages that survives a step, 0 <= decay < 1.
+      exchange: the inner exchange, such as `TwoStage(Budget(50), workers)`.
+      decay: share of A that survives a step, 0 <= decay < 1.
       every: steps between updates of the basis; each of the first `every` steps updates it.
-      whiten: 0 does not scale; 0.5 divides the singular values by their usual sizes.
-      largest: sides of more than this length are not rotated. A side of length d stores 2 d² + d
-        values per worker, and a new basis takes a few products of d × d matrices.
+      whiten: exponent, 0 ... 1; 0 does not scale, 0.5 divides singular values by their usual sizes.
+      largest: longest side that is rotated. A side of length d stores 2 d² + d values per worker,
+        and an update of its basis takes a few products of d × d matrices.
 
-    Wire: that of the exchange, for one vector.
+    Wire: the bytes of the inner exchange for one vector of all values.
 
-    Claims: those of the exchange. Workers whose devices round matrix products differently have
-      different bases and means.
+    Claims: those of the inner exchange. If the workers' devices round matrix products differently,
+      their bases and means differ.
 
     Raises:
-      ValueError: if the exchange needs leaves, as `PowerSgd`; while tracing, if it has a memory of
-        its own, as `Hierarchical`.
+      ValueError: if the inner exchange needs leaves, as `PowerSgd`; while tracing, if it keeps a
+        residual of its own, as `Hierarchical`.
 
     Example:
       >>> exchange = fg.Eigenbasis(fg.AllGather(fg.Identity()))
@@ -128,7 +128,7 @@ class Eigenbasis(Exchange):
         shared = EigenbasisState(learned, _count.next_step(steps), out.state.shared)
         return out._replace(
             mean=mean,
-            # In parameter coordinates, which include the rounding of the rotation.
+            # The difference after the rotation back, to include rounding errors of the rotation.
             error=jax.tree.map(jnp.subtract, x, sent),
             state=out.state._replace(shared=shared),
         )
@@ -151,7 +151,7 @@ class Eigenbasis(Exchange):
 
     def _with(self, side: Side, matrix: jax.Array) -> Side:
         share = (1 - self.decay) * times(matrix, matrix.T)
-        # Skip a square that overflows, because the average would keep it forever.
+        # Skip a square that overflows, because the moving average would stay non-finite.
         share = jnp.where(_finite.all_finite(share), share, (1 - self.decay) * side.covariance)
         return side._replace(covariance=self.decay * side.covariance + share)
 
@@ -173,7 +173,7 @@ class Eigenbasis(Exchange):
 
 
 def _as_matrix(like: Like) -> tuple[int, int]:
-    """Return the shape of an array as a matrix; vectors have one row."""
+    """Return the shape of an array as a matrix; a vector is a matrix with one row."""
     if len(like.shape) < 2:
         return 1, math.prod(like.shape)
     return math.prod(like.shape[:-1]), like.shape[-1]

@@ -19,32 +19,32 @@ from fftgrad.ops import _finite, _shapes
 class Hierarchical(Exchange):
     """Exchange: the exact mean along a fast axis, and a compressed mean along the slow axes.
 
-    Fast links join the f workers of a group. Each part is cut into f pieces, one per worker. An
-    all-to-all sends each worker its piece of the f gradients, which it averages exactly. Over the
-    slow links each worker exchanges this mean with those that have the same piece in other groups.
-    Then the group gathers the pieces (an all-gather). So the f slow links of a group share the
-    traffic. A group has one residual of the compression error, of which each worker keeps a piece.
+    Fast links join the f workers of a group. Each part is cut into f pieces, one per worker. First,
+    an all-to-all in the group sends piece i of all f gradients to worker i, which averages them in
+    float32. Then the workers with the same piece in all groups run the exchange `slow` on these
+    means. Last, an all-gather in the group collects the pieces. So the f slow links of a group
+    share the traffic. The residual of a group is cut into pieces too, one per worker.
 
-    Pass all axes, fast and slow, to `compressed_pmean(axis_name=("slow", "fast"))`. Pass it no
-    memory, because this exchange keeps the residual of the group. Only if leaves are narrower than
-    float32, pass one for the rounding error of the mean.
+    Pass all axes, fast and slow, to `compressed_pmean(axis_name=("slow", "fast"))`. Pass no memory
+    to `compressed_pmean`, because this exchange keeps the residual of the group. Exception: if
+    leaves are narrower than float32, a memory there keeps the rounding error of the mean.
 
     Args:
       fast_axis: name of the axis, or axes, of fast links.
-      workers: f, the number of workers along it, which sets the size of the pieces and the state.
-      slow: exchange over the other axes. Its parts are the pieces, vectors of n/f values: a rule
-        gets their shapes, and `PowerSgd` would send them dense.
-      memory: memory of the group for the error of the slow exchange.
+      workers: f, the number of workers along `fast_axis`.
+      slow: exchange over the other axes. Its parts are the pieces, vectors of n/f values. A rule
+        gets the shapes of the pieces, and `PowerSgd` would send the pieces dense.
+      memory: memory of the group for the error of `slow`.
 
-    Wire: over the slow links that of `slow` for n/f values; over the fast ones 4 (n + f + n/f + 1)
-      bytes, with a header for each piece.
+    Wire: over the slow links, the bytes of `slow` for n/f values. Over the fast links, f pieces and
+      then one piece of the mean, each with a header: 4 (n + f + n/f + 1) bytes.
 
-    Claims: all workers get the same bits. If any value is not finite the mean is NaN throughout.
-      `error` is None, because the group keeps it.
+    Claims: all workers get the same bits. If any value is not finite, the mean is NaN throughout.
+      `error` is None, because `memory` already has it.
 
     Raises:
-      ValueError: while tracing, if `fast_axis` is not among the axes, has not `workers` workers, or
-        leaves no other axis, or if `slow` has shared arrays.
+      ValueError: while tracing, if `fast_axis` is not the last of several axes, if it does not have
+        `workers` workers, or if the state of `slow` has shared arrays.
 
     Example:
       >>> exchange = fg.Hierarchical("fast", 2, slow=fg.AllGather(fg.TopK(k=1)))
@@ -73,11 +73,11 @@ class Hierarchical(Exchange):
     def init(self, like: PyTree) -> State:
         pieces = _shards.shard_likes(like, self.workers)
         slow = self.slow.init(pieces)
-        # Shared arrays would differ between pieces.
+        # A shared array must be equal on all workers, but it would differ between pieces.
         arrays = [leaf for leaf in jax.tree.leaves(slow.shared) if jnp.ndim(leaf)]
         rule, remedy = "have no shared arrays in its state", "use LeaderTopK(codec) or TwoStage."
         check(not arrays, "Hierarchical(slow)", rule, self.slow, remedy)
-        # The group owns the slow exchange's state of a piece, as it owns the memory.
+        # The own state of `slow` belongs to a piece, as the memory does.
         memory, number = self.memory.init(pieces), jnp.int32(self.workers)
         sizes = jnp.asarray(_parts.sizes(like), jnp.int32)
         return State(slow.shared, Shards(memory, sizes, number, slow.own))
@@ -105,7 +105,7 @@ class Hierarchical(Exchange):
         return self.slow.wire_bytes(pieces) + 4 * (size * (self.workers + 1) + self.workers + 1)
 
     def link_bytes(self, like: PyTree, workers: int) -> float:
-        """Return the bytes over the slow link of each of `workers` workers, fast ones included."""
+        """Return the bytes that a worker sends over its slow link; `workers` counts all groups."""
         slow = workers // self.workers
         rule = f"be a multiple of the {self.workers} workers along the fast axis"
         fine = slow * self.workers == workers
@@ -127,7 +127,7 @@ class Hierarchical(Exchange):
         shards = _shards.to_shards(x, self.workers)
         rows = jnp.concatenate(shards, axis=1)
         received, _ = fast.scatter(rows, of=rows)
-        # Divide first, so that no sum of finite values overflows. Add in worker order.
+        # Divide first, so that no sum of finite values overflows. Add in the order of the workers.
         total = functools.reduce(jnp.add, received * (1.0 / self.workers))
         pieces = _shapes.cut(total, [shard.shape[1] for shard in shards])
         return jax.tree.unflatten(jax.tree.structure(x), pieces)

@@ -33,21 +33,21 @@ class LeaderTopK(Exchange):
     the selector, because it commutes with the sum.
 
     Args:
-      codec: linear transforms, then a selector such as `TopK` or `ChunkTopK`; without a selector
-        the part is summed dense. Or a rule from a part's name and shape to such a codec.
-      leader: number of the worker that always leads; None lets worker t mod w lead at step t.
+      codec: linear transforms, then a selector such as `TopK` or `ChunkTopK`, or a rule that
+        returns such codecs. Without a selector, all coefficients are summed.
+      leader: number of the worker that leads in all steps. None: worker t mod w leads in step t.
 
-    Wire: the positions of one worker in one all-reduce; in a second one 4 bytes a value (8 if
-      complex), 4 for the finite flag, and 4 if the codec counts overflow.
+    Wire: the positions of the leader in one all-reduce. A second all-reduce has 4 bytes for each
+      selected value (8 if complex), 4 bytes for a flag, and 4 if the codec counts overflow.
 
-    Claims: all workers get the same bits. If any value is not finite the mean is NaN throughout.
+    Claims: all workers get the same bits. If any value is not finite, the mean is NaN throughout.
 
-    Differs from the paper: positions in Elias-Fano code. They travel by an all-reduce of the
-      leader's words and zeros, because XLA has no broadcast from a worker chosen at run time.
+    Differs from the paper: positions are in Elias-Fano code. An all-reduce broadcasts them, with
+      zeros from the other workers, because XLA cannot broadcast from a worker chosen at run time.
 
     Raises:
-      ValueError: if the codec, or that of a rule while tracing, has other stages than linear
-        transforms and one selector; while tracing, if the leader is no worker.
+      ValueError: if a codec has stages other than linear transforms and one selector (for a rule,
+        while tracing); while tracing, if `leader` is not the number of a worker.
 
     Example:
       >>> exchange = fg.LeaderTopK(fg.TopK(k=1))
@@ -98,7 +98,7 @@ class LeaderTopK(Exchange):
             for selector, part, side in zip(selectors.codecs, z, sides, strict=True)
         ]
         overflow = _count.add(spectra.overflow, jnp.where(leads, selected.overflow, 0))
-        # An extra value reports a NaN among the values that are not sent.
+        # The flag reports a NaN among the values that are not selected.
         flag = _finite.poison_unless(_finite.all_finite(vectors))[None]
         (flag, *means), stats = comm.mean(
             [flag, *values],
@@ -123,7 +123,7 @@ class LeaderTopK(Exchange):
         return 4 + 4 * (linear.counts_overflow or selectors.counts_overflow) + sent
 
     def _split(self, like: PyTree) -> tuple[Parts, Parts]:
-        """Split each part's codec into linear transforms and a selector, `Identity` for none."""
+        """Split each codec into linear transforms and a selector, or `Identity` without one."""
         linear, rest = _parts.codec_of(self.codec, like).split(split_linear)
         for codec in rest.codecs:
             _check_selector(codec)

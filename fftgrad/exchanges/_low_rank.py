@@ -1,4 +1,4 @@
-"""Means of matrices as products of thin factors: PowerSGD and ACP-SGD."""
+"""Low-rank means of matrices: PowerSGD and ACP-SGD."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from fftgrad.ops._rounding import times
 
 
 def matrix_shape(like: Like, rank: int) -> tuple[int, int] | None:
-    """Return the shape of an array as a matrix, or None if it stays dense."""
+    """Return the shape of an array as a matrix; None if the array is sent dense."""
     if len(like.shape) < 2:
         return None
     rows, columns = math.prod(like.shape[:-1]), like.shape[-1]
@@ -37,13 +37,13 @@ def split(leaves: Sequence[jax.Array], rank: int) -> tuple[list[jax.Array], list
 def join(
     likes: Iterable[Like], matrices: Iterable[jax.Array], dense: Iterable[jax.Array], rank: int
 ) -> list[jax.Array]:
-    """Invert `split`, except that matrices stay matrices."""
+    """Merge matrices and dense leaves in the order of `likes`; the matrices keep their shapes."""
     products, others = iter(matrices), iter(dense)
     return [next(others if matrix_shape(like, rank) is None else products) for like in likes]
 
 
 def random_factors(like: PyTree, rank: int, axis: int) -> list[jax.Array]:
-    """Draw a factor for each matrix, as long as its `axis`, equal on all workers."""
+    """Draw a factor float32[shape[axis], rank] for each matrix; equal on all workers."""
 
     def drawn(length: int, seed: jax.Array) -> jax.Array:
         return jax.random.normal(jax.random.key(seed), (length, rank), jnp.float32)
@@ -59,9 +59,9 @@ def orthonormal(factor: jax.Array) -> jax.Array:
 
 
 def kept_columns(new: jax.Array, old: jax.Array) -> jax.Array:
-    """Return the new factor, with the old columns where the new ones are zero.
+    """Return the new factor, but keep an old column if the new column is zero.
 
-    A zero column would find nothing in any later gradient whose first rows are zero.
+    QR turns a zero column into e_j. The new column is then row j of the gradient, which may be 0.
     """
     return jnp.where(jnp.any(new != 0, axis=0), new, old)
 
@@ -72,7 +72,7 @@ def iterate(
     dense: Sequence[jax.Array],
     comm: Comm,
 ) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
-    """Return P = orthonormal(mean M Q) for the factors Q, then mean Mᵀ P, and the dense means."""
+    """Return P = orthonormal(mean M Q) for all factors Q, mean Mᵀ P, and the dense means."""
     averaged, _ = comm.mean([*map(times, matrices, factors), *dense])
     lefts = list(map(orthonormal, averaged[: len(matrices)]))
     rights, _ = comm.mean([times(m.T, left) for m, left in zip(matrices, lefts, strict=True)])
@@ -85,28 +85,28 @@ def product(left: jax.Array, right: jax.Array) -> jax.Array:
 
 @value
 class PowerSgd(Exchange):
-    """Exchange: the mean of each matrix as P Qᵀ, with two small all-reduces.
+    """Exchange: approximates the mean of each matrix by P Qᵀ, with two small all-reduces.
 
-    For the matrices M_i of the workers, n × m, and the factor Q of the step before:
+    Worker i has the n × m matrix M_i. All workers have the factor Q, which is Q' of the last step:
 
         P = orthonormal(mean M_i Q),   Q' = mean M_iᵀ P,   mean ≈ P Q'ᵀ.
 
-    Q is kept between steps, so the iteration converges while the gradient changes slowly. An array
-    of more axes becomes a matrix with its last axis as columns. Vectors, and arrays whose factors
-    would not be smaller, travel dense in the first all-reduce. Each leaf is a part, in its shape.
-    Use it with `ErrorFeedback()`.
+    This power iteration converges if the gradient changes slowly. In an array of more than two
+    axes, all axes except the last form the rows. The first all-reduce also sends dense leaves:
+    vectors, and matrices that are not larger than their two factors. Each leaf is compressed on its
+    own. Use it with `ErrorFeedback()`.
 
     Args:
       rank: number of columns of P and Q.
 
-    Wire: 4 (n + m) · rank bytes a matrix, 4n for dense leaves, for any number of workers.
+    Wire: for any number of workers, 4 (n + m) · rank bytes for each n × m matrix, and 4 bytes for
+      each value of a dense leaf.
 
-    Claims: all workers get the same bits. The error is x minus the mean, as in the authors' code.
-      So the mean of the residuals is the part that the mean lacks. A matrix of zeros gives
-      zeros, and the factors recover from it.
+    Claims: all workers get the same bits. The error of a worker is M_i - P Q'ᵀ, as in the authors'
+      code. A matrix of zeros has the mean zero and leaves Q as it is.
 
-    Differs from the paper: P is made orthonormal by Householder reflections in place of
-      Gram-Schmidt, which divides by zero if a column vanishes.
+    Differs from the paper: orthonormal(...) uses Householder reflections in place of Gram-Schmidt,
+      which divides by zero if a column is zero.
 
     Example:
       >>> exchange = fg.PowerSgd(rank=1)
@@ -150,45 +150,45 @@ _T = TypeVar("_T")
 class AcpSgdState(NamedTuple):
     """State of `AcpSgd`: both factors of each matrix, equal on all workers."""
 
-    turn: jax.Array  # the factors that travel in the next step, int32: 0 for first, 1 for second
-    first: list[jax.Array]  # the left factors, or the right factors of flipped matrices
+    turn: jax.Array  # int32: 0 if the next step sends `first`, 1 if it sends `second`
+    first: list[jax.Array]  # left factors; right factors of flipped matrices
     second: list[jax.Array]
 
 
 @value
 class AcpSgd(Exchange):
-    """Exchange: the mean of each matrix as P Qᵀ, with one small all-reduce, of P and Q in turns.
+    """Exchange: approximates the mean of each matrix by P Qᵀ, with one small all-reduce.
 
-    For the matrices M_i of the workers, n × m, and the factors of the step before:
+    Worker i has the n × m matrix M_i. All workers have P and Q of the last step:
 
         odd steps:   Q = orthonormal(Q),   P_i = M_i Q,    sent_i = P_i Qᵀ,   P = mean P_i,
-        even steps:  P = orthonormal(P),   Q_i = M_iᵀ P,   sent_i = P Q_iᵀ,   Q = mean Q_i,
+        even steps:  P = orthonormal(P),   Q_i = M_iᵀ P,   sent_i = P Q_iᵀ,   Q = mean Q_i.
 
-    and the mean is P Qᵀ in both. Each step is half of an iteration of `PowerSgd`, with about half
-    of its bytes and one collective in place of two.
+    The mean is P Qᵀ in every step. A step is half an iteration of `PowerSgd`: it sends about half
+    the bytes, in one all-reduce instead of two. Bad steps are not counted, so P and Q also
+    alternate after a bad step.
 
-    Some matrices are flipped: they send Q in odd steps. Matrices are assigned from the most oblong
-    to the most square, and each sends its longer side in the steps with less traffic so far. So all
-    steps send a similar number of values. The buffer has room for the larger number.
+    P has n · rank values, and Q has m · rank. Some matrices are flipped: they send Q in odd steps
+    and P in even steps, so that all steps send similar numbers of values. In the order of
+    decreasing |n - m|, each matrix assigns its larger factor to the steps, odd or even, that send
+    fewer values so far.
 
-    The state counts odd and even steps, because a bad step does not count. By the step number, the
-    same factor would then travel twice.
-
-    Matrices, dense leaves and parts are those of `PowerSgd`. Use it with `ErrorFeedback()`.
+    Each leaf is compressed on its own. The same leaves are dense as with `PowerSgd`. Use it with
+    `ErrorFeedback()`.
 
     Args:
       rank: number of columns of P and Q.
 
-    Wire: 4 · rank · max(Σ over matrices in odd steps, in even steps) bytes, n or m a matrix, and 4n
-      for dense leaves, for any number of workers.
+    Wire: for any number of workers, 4 bytes for each value of a dense leaf and 4 · rank · max(a, b)
+      bytes for the matrices. Here a is the sum over the matrices of n, or of m if flipped, and b is
+      the sum of their other sides.
 
-    Claims: all workers get the same bits. A worker counts its own product as sent, and the mean is
-      the mean of these products. So differences between workers leave the residuals too, which stay
-      bounded where those of `PowerSgd` grow. A matrix of zeros gives zeros, and the factors recover
-      from it.
+    Claims: all workers get the same bits. The error of worker i is M_i - sent_i, and the mean is
+      the mean of all sent_i. So the residuals stay bounded. With `PowerSgd` they grow, because they
+      also collect the differences between workers. A matrix of zeros has the mean zero, and the
+      factors recover in later steps.
 
-    Differs from the paper: matrices are flipped to balance odd and even steps; orthonormal by
-      Householder reflections.
+    Differs from the paper: matrices are flipped; Householder reflections orthogonalize P and Q.
 
     Example:
       >>> exchange = fg.AcpSgd(rank=1)
@@ -239,7 +239,7 @@ class AcpSgd(Exchange):
         (averaged, *exact), stats = comm.mean([own, *dense])
 
         def whole(vector: jax.Array, dense: list[jax.Array]) -> tuple[PyTree, Any]:
-            """Return a tree and its factors; `vector` holds those that travelled."""
+            """Return the tree of products, and the factors; `vector` holds the sent factors."""
             factors = (
                 optax.tree.where(is_first, _out_of(vector, first), first),
                 optax.tree.where(is_first, second, _out_of(vector, second)),
@@ -255,10 +255,10 @@ class AcpSgd(Exchange):
 
 
 def _flips(matrices: Sequence[Like]) -> list[bool]:
-    """Choose matrices that send their right factor first, so that all steps send about as much."""
+    """Choose the flipped matrices, so that odd and even steps send similar numbers of values."""
     longer = [matrix.shape[0] - matrix.shape[1] for matrix in matrices]
     flips = [False] * len(longer)
-    ahead = 0  # rows that odd steps send more than even steps
+    ahead = 0  # rows in odd steps minus rows in even steps
     for i in sorted(range(len(longer)), key=lambda i: -abs(longer[i])):
         flips[i] = ahead * longer[i] > 0
         ahead += -longer[i] if flips[i] else longer[i]

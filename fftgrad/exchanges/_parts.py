@@ -1,7 +1,4 @@
-"""Parts that travel together, and one codec for all of them.
-
-An exchange sees a tuple of vectors and one codec of all of them: `Parts`.
-"""
+"""Parts of a bucket, and `Parts`: one codec for the tuple of their vectors."""
 
 import dataclasses
 import functools
@@ -36,7 +33,7 @@ from fftgrad.ops._shapes import spec
 Codecs: TypeAlias = Codec | Callable[[str, Like], Codec]
 """One codec for all parts, or a rule: a function from the name and shape of a part to its codec.
 
-The parts of a rule are the leaves, unless the rule has another `scope`.
+With a rule, each leaf is a part, unless the rule has another `scope`.
 """
 
 _DENSE, _OTHERS = "dense leaves", "other leaves"
@@ -44,7 +41,7 @@ _DENSE, _OTHERS = "dense leaves", "other leaves"
 
 @value
 class _PartOf:
-    """Function from a leaf to the name of its part. Equal rules have equal scopes."""
+    """Scope of `SmallDense`; equal rules have equal scopes."""
 
     max_ndim: int
     max_size: int | None
@@ -56,18 +53,18 @@ class _PartOf:
 
 @value
 class SmallDense:
-    """Function: small leaves travel dense, and all others through one codec.
+    """Function: rule that sends small leaves dense, and compresses all others with one codec.
 
-    The dense leaves form one part and the other leaves a second one, in which a selector chooses
-    among all values. Both parts travel in the same collective.
+    The small leaves form one part. The other leaves form a second part, and a selector chooses
+    among all values of this part. Both parts travel in the same collective.
 
         rule = fg.SmallDense(fg.chain(fg.TopK(0.01), fg.LogQuantizer(8)))
         fg.compressed_pmean(fg.AllGather(rule), axis_name="data")
 
     Args:
       codec: codec of the leaves that are not small.
-      max_ndim: a small leaf has at most so many axes; 1 makes biases and scales dense.
-      max_size: a small leaf also has at most so many values; None for any number.
+      max_ndim: largest number of axes of a small leaf; with 1, biases and scales are dense.
+      max_size: largest number of values of a small leaf; None for no limit.
 
     Example:
       >>> rule = fg.SmallDense(fg.TopK(fraction=0.01))
@@ -86,7 +83,7 @@ class SmallDense:
 
     @property
     def scope(self) -> Scope:
-        """Rule for its two parts."""
+        """Rule that assigns leaves to the two parts."""
         return _PartOf(self.max_ndim, self.max_size)
 
     def __call__(self, name: str, like: Like) -> Codec:
@@ -98,7 +95,7 @@ class SmallDense:
 
 @value
 class DenseByName:
-    """Function: leaves with one of these words in their paths travel dense."""
+    """Function: rule that sends a leaf dense if its path contains one of these words."""
 
     words: tuple[str, ...]
     codec: Codec
@@ -115,15 +112,15 @@ class CompressedParts(NamedTuple):
     payloads: Payloads
     overflow: jax.Array | int
     state: tuple[PyTree, ...]
-    sparse: tuple[Sparse | None, ...]  # what the payloads decode to, where a codec knows
+    sparse: tuple[Sparse | None, ...]  # the decoded payloads that codecs know; None for others
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """Codec of vectors that travel together, each with its own codec.
+    """Codec of a tuple of vectors, each of which has its own codec.
 
     The methods are those of a codec, on tuples of vectors, payloads and states. The first part uses
-    the keys of the step, every other part its own.
+    the random keys of the step; each other part has keys of its own.
     """
 
     pairs: tuple[tuple[Codec, Like], ...]  # the codec of each part, and the shape of its vector
@@ -144,7 +141,7 @@ class Parts:
         return tuple(self._each(_chain.decompress, step, (payloads,), decodes=True))
 
     def sent(self, out: CompressedParts, step: Step) -> Vectors:
-        """Return what a worker's own payloads decode to."""
+        """Decode a worker's own payloads."""
         few = [own for own in out.sparse if own is not None]
         if len(few) < len(self.pairs):
             return self.decompress(out.payloads, step)
@@ -155,11 +152,11 @@ class Parts:
         )
 
     def error(self, vectors: Vectors, out: CompressedParts, step: Step) -> Vectors:
-        """Subtract what a worker's own payloads decode to from `vectors`."""
+        """Subtract a worker's own decoded payloads from `vectors`."""
         few = [own for own in out.sparse if own is not None]
         if len(few) == len(self.pairs):
             return tuple(own.add_to(x, -1.0) for x, own in zip(vectors, few, strict=True))
-        # XLA may fuse a dense decode with the subtraction and round differently. So decode alone.
+        # XLA may fuse a dense decode with a subtraction, which rounds differently. So decode first.
         if any(_sum.slots(*pair) is None for pair in dict.fromkeys(self.pairs)):
             sent = self.decompress(out.payloads, step)
             return tuple(x - own for x, own in zip(vectors, sent, strict=True))
@@ -177,17 +174,17 @@ class Parts:
         shares: jax.Array | None = None,
         shards: bool = False,
     ) -> Vectors:
-        """Return `start` + the means of the decoded payloads of many workers, stacked.
+        """Return `start` + the means of the decoded payloads, which are stacked by worker.
 
-        `shares` are the workers' shares of the mean, float32[w]; equal if left out. The sum comes
-        after the codecs' summable prefix, so w payloads need one inverse transform. Payloads of
-        `shards` are small.
+        `shares` are the workers' shares of the mean, float32[w]; without it they are equal. The
+        first stages of a codec may be summable. They are inverted once, after the sum over the
+        workers. Pass `shards=True` if the vectors are shards, which are small.
         """
         leaves = jax.tree.leaves(payloads)
         scale = 1.0 / (leaves[0].shape[0] if leaves else 1) if shares is None else shares
         linear, rest = self.split(_chain.split_for_sum)
         starts = tuple(jnp.broadcast_to(start.astype(c.dtype), c.shape) for _, c in rest.pairs)
-        # The summable prefix has no side parts, so the leaves are the same.
+        # The summable first stages have no `side`, so the leaves are the same.
         inner = jax.tree.unflatten(jax.tree.structure(rest.payload_spec), leaves)
 
         def one(codec: Codec, total: jax.Array, stacked: Payload, own: Step) -> jax.Array:
@@ -196,11 +193,11 @@ class Parts:
         return linear.undo_linear(tuple(rest._each(one, step, (starts, inner))), step)
 
     def undo_linear(self, totals: Vectors, step: Step) -> Vectors:
-        """Decode sums of the main parts of linear codecs."""
+        """Decode sums of `main` of linear codecs."""
         return tuple(self._each(_chain.undo_linear, step, (totals,), decodes=True))
 
     def split(self, how: Callable[[Codec, Like], tuple[Codec, Codec]]) -> tuple["Parts", "Parts"]:
-        """Split each codec in two, of which the second encodes the main part of the first."""
+        """Split each codec in two; the second codec compresses `main` of the first."""
         firsts: list[tuple[Codec, Like]] = []
         rests: list[tuple[Codec, Like]] = []
         for codec, like in self.pairs:
@@ -234,7 +231,7 @@ class Parts:
     ) -> list[Any]:
         """Call `verb(codec, *array, step)` for each part, with the step of the part.
 
-        A verb that decodes gets the like before the step.
+        If the verb `decodes`, it gets the shape of the vector before the step.
         """
 
         def one(codec: Codec, *own: Any) -> Any:
@@ -243,15 +240,16 @@ class Parts:
 
         numbers = np.arange(len(self.pairs), dtype=np.int32)
         rows = list(zip(numbers, *arrays, strict=True))
-        # Parts encoded alone may be decoded together, so both must draw the same numbers.
+        # Parts that are compressed one by one may be decompressed in one call. Both must draw the
+        # same random numbers.
         together = _random.is_same_under_vmap(step.shared)
         statics = [pair if decodes else pair[:1] for pair in self.pairs]
         return each(one, rows, statics, together=together)
 
 
 def own_step(step: Step, number: jax.Array | np.generic) -> Step:
-    """Return the step of a part: the first has the keys of the step, every other its own."""
-    if isinstance(number, np.generic):  # a part that runs alone
+    """Return the step of a part: the first part has the keys of `step`, each other its own keys."""
+    if isinstance(number, np.generic):  # the part has a call of its own
         return step.fold(int(number)) if number else step
     return jax.tree.map(functools.partial(jnp.where, number == 0), step, step.fold(number))
 
@@ -268,7 +266,7 @@ def codec_of(codec: Codecs, x: PyTree) -> Parts:
 
 
 def parts_of(x: PyTree) -> list[Part]:
-    """Return the parts; a bare array is a part without a name."""
+    """Return the parts of `x`; an array outside a `Part` becomes a part with an empty name."""
     nodes = jax.tree.leaves(x, is_leaf=lambda node: isinstance(node, Part))
     return [node if isinstance(node, Part) else Part("", node) for node in nodes]
 
@@ -280,7 +278,6 @@ def scope_of(codec: Codecs) -> Scope:
 
 
 def check_codec(owner: str, codec: object) -> None:
-    """Require a codec or a rule."""
     if isinstance(codec, Codec | type) or not callable(codec):
         remedy = "pass one such as TopK(fraction=0.01), or a rule from a part to its codec."
         if isinstance(codec, Exchange):
@@ -289,7 +286,7 @@ def check_codec(owner: str, codec: object) -> None:
 
 
 def values_at(selector: Selector, x: jax.Array, side: PyTree, step: Step) -> jax.Array:
-    """Return the values of another vector at the positions of a payload; 0 for unused slots."""
+    """Return the values of `x` at the positions in `side` of a payload; 0 for unused slots."""
     return jnp.take(x, selector.positions(side, x.size, step), mode="fill", fill_value=0)
 
 
@@ -308,7 +305,7 @@ def rebuild(flat: Sequence[jax.Array], like: PyTree) -> PyTree:
 
 
 SMALL = 1 << 15
-"""Largest part, in values, that a CPU also runs side by side with others."""
+"""Largest number of values of a part that a CPU too runs under `vmap`."""
 
 
 def each(
@@ -318,9 +315,9 @@ def each(
     *,
     together: bool = True,
 ) -> list[Any]:
-    """Call `verb(*static, row)` for each part, a pure function of its statics and its arrays.
+    """Call the pure function `verb(*static, row)` for each part.
 
-    If they may run `together`, parts with equal statics and shapes share a call.
+    With `together`, parts with equal statics and shapes share one call.
     """
     out, statics = [None] * len(rows), statics or [()] * len(rows)
     groups = _groups(statics, rows) if together else [[i] for i in range(len(rows))]
@@ -350,5 +347,5 @@ def _run_stacked(run: Callable[[PyTree], PyTree], stacked: PyTree, selects: bool
     side_by_side = jax.vmap(run)
     if max((leaf[0].size for leaf in jax.tree.leaves(stacked)), default=0) <= SMALL:
         return (_platform.first(side_by_side) if selects else side_by_side)(stacked)
-    # Under vmap both sides of a branch run, which takes more passes on a CPU.
+    # Under `vmap` both branches of a condition run, which is slower on a CPU.
     return _platform.dependent(stacked, cpu=functools.partial(lax.map, run), default=side_by_side)

@@ -1,4 +1,4 @@
-"""A sum of small integers, several of them packed into a word."""
+"""A sum of small integers, several of which are packed into a word."""
 
 from collections.abc import Sequence
 
@@ -15,30 +15,30 @@ from fftgrad.ops import _codes
 
 @value
 class QuantizedAllReduce(Exchange):
-    """Exchange: all workers round to the levels of one shared scale, and sum the packed integers.
+    """Exchange: workers quantize with one shared scale, and an all-reduce sums packed integers.
 
-    The scale s is the largest magnitude over all workers, after clipping. Each value is rounded
-    stochastically to q s / L with an integer q in -L ... L. The sum of q over w workers has 2Lw + 1
-    possible values. A uint32 word holds as many digits of base 2Lw + 1 as fit, and one all-reduce
-    of words adds all digits. No sum reaches the base, so no digit carries.
+    The scale s of a part is the largest magnitude over all workers, after clipping. Each value is
+    rounded stochastically to q s / L with an integer q in -L ... L. The sum of q over w workers has
+    2Lw + 1 possible values. A uint32 word holds as many digits of base 2Lw + 1 as fit, and one
+    all-reduce of words adds all digits. No sum of digits reaches the base, so there is no carry.
 
-    With few levels, the norm of the rounding noise is that of the vector or more, and error
-    feedback accumulates it without bound. So use no memory, or L >= 7.
+    With few levels, the rounding noise is at least as large as the vector, and error feedback would
+    accumulate the noise without bound. So use no memory, or L >= 7.
 
     Args:
-      workers: w, the number of workers along the axis, which sets the base.
+      workers: w, the number of workers along the axis.
       levels: L; 1 is TernGrad.
-      clip: largest magnitude, in root mean squares of the worker's part; None does not clip.
+      clip: largest magnitude, in root mean squares of the worker's part; None: no clipping.
 
-    Wire: 4 ceil(n/d) bytes with d = floor(32 / log2(2Lw + 1)) digits a word, and 4 a part for the
-      scale, in two all-reduces. For L = 1: 3.2 bits a value with 4 workers, 4.6 with 8, 5.3 with
-      16, 8 with 64.
+    Wire: 4 ceil(n/d) bytes for a part of n values, with d = floor(32 / log2(2Lw + 1)) digits in a
+      word, and 4 bytes for its scale, in two all-reduces. With L = 1, a value takes 3.2 bits for
+      4 workers, 4.6 for 8, 5.3 for 16, and 8 for 64.
 
-    Claims: unbiased if it does not clip; all workers get the same bits. If any value of a part is
-      not finite the mean of this part is NaN throughout.
+    Claims: unbiased without clipping; all workers get the same bits. If any value of a part is not
+      finite, the mean of this part is NaN throughout.
 
     Differs from the paper: the authors' code sets the scale to clip · σ even if all values are
-      smaller. The paper does not say how the sum travels.
+      smaller. The paper does not describe a collective for the sum.
 
     Example:
       >>> exchange = fg.QuantizedAllReduce(workers=2, clip=None)
@@ -103,11 +103,11 @@ def add(
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """Sum vectors of integers over the workers, and count the workers that set each flag.
 
-    The vectors are integers in float32[n], in -levels ... levels. Each flag, bool[], takes a word;
-    its count is uint32[].
+    Each vector is float32[n] with integers in -levels ... levels. Each flag is bool[] and takes one
+    word; each count is uint32[].
     """
     workers = comm.workers
-    many = 2 * levels * workers + 1  # possible sums
+    many = 2 * levels * workers + 1  # number of possible sums
     packed = [_codes.pack_digits((vector + levels).astype(jnp.uint32), many) for vector in vectors]
     words = [flag.astype(jnp.uint32)[None] for flag in flags]
     total = comm.sum(jnp.concatenate([*packed, *words]))

@@ -12,9 +12,9 @@ from fftgrad.memories import NoMemory
 class Recipe:
     """Value: the parts of a published method; `fg.methods` has a function for each method.
 
-    `compressed_pmean` turns a recipe into a transformation, and `diloco` exchanges with it. Both
-    take a memory in place of that of the recipe.
-    `fg.wire_bytes` and `fg.link_bytes` return its bytes without compiling anything.
+    `compressed_pmean` and `diloco` take a recipe as their exchange. A `memory` that you pass to
+    them replaces the memory of the recipe. `fg.wire_bytes` and `fg.link_bytes` return the bytes of
+    a recipe without compiling.
 
     Args:
       exchange: compression, collective and average.
@@ -44,7 +44,7 @@ def recipe_of(
     memory: Memory | None = None,
     bucketing: Bucketing | None = None,
 ) -> Recipe:
-    """Return the recipe of a method or an exchange, with a given memory or bucketing in place."""
+    """Make a recipe of a recipe or an exchange; a given memory or bucketing replaces its own."""
     if isinstance(what, Recipe):
         memory = what.memory if memory is None else memory
         bucketing = what.bucketing if bucketing is None else bucketing
@@ -67,7 +67,6 @@ def check_parts(owner: str, exchange: object, memory: object, bucketing: object)
 
 
 def check_exchange(argument: str, exchange: object, remedy: str = WRAP) -> None:
-    """Require an exchange, and name the remedy for a method."""
     if inspect.isfunction(exchange):
         remedy = f"pass the result of a method: call it, as {exchange.__name__}(...)."
     elif isinstance(exchange, Recipe):

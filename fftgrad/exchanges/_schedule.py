@@ -16,7 +16,7 @@ from fftgrad.exchanges._recipe import check_exchange
 
 
 class Several(Exchange):
-    """Exchange: one of several, which are compiled into one program; `lax.switch` runs one."""
+    """Exchange: runs one of several exchanges, by `lax.switch` in one program."""
 
     exchanges: tuple[Exchange, ...]
 
@@ -43,7 +43,7 @@ class Several(Exchange):
 
         def branch(i: int, x: PyTree, states: list[State]) -> Averaged:
             out = self.exchanges[i].mean(x, states[i], comm)
-            # Equal types in all branches, whatever each knows about the other axes.
+            # `lax.switch` needs results of equal types, but branches may vary along other axes.
             like = jax.tree.leaves(out.mean)[0]
             stats = Stats.of_all([out.stats])
             every = [*states[:i], out.state, *states[i + 1 :]]
@@ -69,16 +69,16 @@ def common(asked: str, owner: Exchange, sizes: Sequence[_Size]) -> _Size:
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Scheduled(Several):
-    """Exchange: another exchange from each given step on.
+    """Exchange: switches to another exchange at given steps.
 
-    All exchanges are compiled into one program, and `lax.switch` runs one. So a boundary does not
-    recompile anything, and only the bytes of the running exchange move. For a dense warm-up use
+    All exchanges are compiled into one program, and `lax.switch` runs one of them. So a switch does
+    not recompile, and only the running exchange sends bytes. For a dense warm-up use
     `Scheduled({0: AllReduce(), 500: AllGather(codec)})`.
 
     Args:
-      schedule: {first step: exchange}; steps count from 0 and one of them is 0.
+      schedule: a dict from the first step of an exchange to the exchange; one of the steps is 0.
 
-    Wire: of the running exchange, `.at(step).wire_bytes(x)`; `fg.audit` lists each branch.
+    Wire: the bytes of the running exchange, `.at(step).wire_bytes(x)`; `fg.audit` lists all.
 
     Example:
       >>> exchange = fg.Scheduled({0: fg.AllReduce(), 500: fg.AllGather(fg.TopK(fraction=0.01))})
@@ -123,16 +123,16 @@ class LadderState(NamedTuple):
 
 @value
 class Ladder(Several):
-    """Exchange: the first of several, until the caller moves to the next, milder one.
+    """Exchange: runs the first of several exchanges, until the caller moves to the next exchange.
 
-    As with `Scheduled`, a change does not recompile anything. `fg.methods.recover_by_loss` moves by
-    the loss. To move by another criterion, such as the error of `track_error`, call
+    As with `Scheduled`, a move does not recompile. `fg.methods.recover_by_loss` decides by the loss
+    when to move. To decide by another criterion, such as the error of `track_error`, call
     `fg.exchanges.next_level`.
 
     Args:
-      exchanges: the exchanges, the strongest compression first.
+      exchanges: the exchanges, in a tuple that begins with the strongest compression.
 
-    Wire: of the exchange in use, `.at(level).wire_bytes(x)`.
+    Wire: the bytes of the exchange in use, `.at(level).wire_bytes(x)`.
 
     Example:
       >>> exchange = fg.Ladder((fg.AllGather(fg.TopK(fraction=0.01)), fg.AllReduce()))
@@ -174,11 +174,11 @@ def next_level(state: PyTree, when: jax.Array | bool = True) -> Any:
     A ladder at its last level stays there. Call it inside the step or between steps.
 
     Args:
-      state: of `compressed_pmean`, or of an optimizer that contains it.
+      state: the state of `compressed_pmean`, or a state that contains it.
       when: True to move, equal on all workers.
 
     Returns:
-      The state, of the same structure.
+      A state of the same structure.
 
     Example:
       >>> ladder = fg.Ladder((fg.AllGather(fg.TopK(k=1)), fg.AllReduce()))

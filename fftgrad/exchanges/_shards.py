@@ -1,8 +1,8 @@
 """State that differs between workers, and shards that each have one owner.
 
-If w does not divide n, the first shards have one value more, and the others are padded with a
-copy of their last value. The copy changes a scale only by its weight. A zero would not do: a
-codec without a code for zero sends another value, and the memory would accumulate the difference.
+If w does not divide n, the first shards have one value more, and the others are padded with a copy
+of their last value. Shards are not padded with zero, because a codec without a code for zero would
+send another value, and the memory would accumulate the difference.
 """
 
 import math
@@ -20,16 +20,16 @@ from fftgrad.exchanges import _parts
 class PerWorker(NamedTuple):
     """State: arrays that differ between workers, with a leading axis of workers.
 
-    Inside the axis the leading axis has length 1. The global array is sharded over the axis, with a
-    row per worker, so it is saved, restored and resharded as an ordinary array. The name of the
-    field identifies the state if a framework turns named tuples into dicts.
+    Inside `shard_map` the leading axis has length 1. The global array has a row per worker and is
+    sharded over the workers, so it is saved and restored like any other array. If a framework turns
+    named tuples into dicts, the field name `worker_rows` identifies the state.
     """
 
     worker_rows: PyTree
 
 
 class Reset(NamedTuple):
-    """Part of a row that starts fresh with another number of workers, which cannot use it."""
+    """State of a worker that is reset if the number of workers changes."""
 
     reset_rows: PyTree
 
@@ -46,7 +46,7 @@ def add_worker_axis(value: PyTree) -> PerWorker:
 
 
 def add_rows(state: State) -> State:
-    """Turn the own state of an exchange into rows of global arrays."""
+    """Add a leading axis of workers to the `own` state of an exchange."""
     return State(state.shared, add_worker_axis(state.own))
 
 
@@ -65,12 +65,12 @@ def drop_worker_axis(state: PerWorker) -> PyTree:
 
 
 class Shards(NamedTuple):
-    """Row of a worker in a group, each of which keeps a shard of each part."""
+    """State of a worker that keeps one shard of each part for its group."""
 
-    cut_rows: PyTree  # memory state of the shard, to join and cut again for other workers
+    cut_rows: PyTree  # memory state of the shard; resharding joins the shards and cuts them again
     cut_sizes: jax.Array  # number of values of each part, int32[parts], to join the shards
-    cut_number: jax.Array  # of shards, int32[]
-    reset_rows: PyTree = ()  # state that starts fresh with another number of workers
+    cut_number: jax.Array  # number of shards, int32[]
+    reset_rows: PyTree = ()  # state that is reset if the number of workers changes
 
 
 def to_shards(x: PyTree, workers: int) -> list[jax.Array]:
@@ -85,7 +85,7 @@ def from_shards(shards: Sequence[jax.Array], like: PyTree) -> PyTree:
 
 
 def shard_likes(like: PyTree, workers: int) -> PyTree:
-    """Return the shape and dtype of one shard of each part, in a tree like theirs."""
+    """Return the shape and dtype of one shard of each part."""
     size = lambda part: -(-math.prod(part.shape) // workers)  # noqa: E731
     return jax.tree.map(lambda part: jax.ShapeDtypeStruct((size(part),), jnp.float32), like)
 

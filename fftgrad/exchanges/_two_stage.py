@@ -1,4 +1,4 @@
-"""A mean whose bytes do not grow with the workers: shards to their owners, and back to all."""
+"""A mean by two stages: shards to their owners, then mean shards to all workers."""
 
 import dataclasses
 from typing import NamedTuple
@@ -17,34 +17,33 @@ from fftgrad.ops import _wire
 
 @value
 class TwoStage(Exchange):
-    """Exchange: compressed shards to their owners, and the compressed mean of each shard to all.
+    """Exchange: a compressed reduce-scatter, then a compressed all-gather.
 
-    Each part is cut into w shards, one per worker. Every worker compresses its w shards and sends
-    each to its owner (an all-to-all). The owner averages the received shards and its own, exact
-    shard. It compresses this mean and sends it to all (an all-gather). `error` contains the
-    compression errors of both stages, so the memory of `compressed_pmean` feeds both back. In its
-    own shard a worker has no error of the first stage, and only this worker knows the error of the
-    second. So `error` there is w times the second stage's error, because the next mean divides it
-    by w.
+    Each part is cut into w shards, and each worker owns one shard. In the first stage, every worker
+    compresses its w shards and sends each shard to the owner (an all-to-all). In the second stage,
+    the owner averages the received shards and its own, exact shard, compresses the mean and sends
+    it to all workers (an all-gather). `error` contains the errors of both stages, for the memory of
+    `compressed_pmean`. The first stage has no error in a worker's own shard. Only the owner knows
+    the error of the second stage. So an owner's `error` in its own shard is w times the error of
+    the second stage, because the next mean divides by w.
 
-    The traffic of a link does not grow with the workers. The second stage compresses a mean, which
-    has less noise than a gradient. For messages below some kilobytes latency dominates, and one
-    all-gather is faster than two collectives.
+    The traffic of a link does not grow with w. The second stage compresses a mean, which has less
+    noise than a gradient. For payloads of a few kilobytes, latency dominates, and one all-gather is
+    faster than two collectives.
 
     Args:
-      codec: a codec, or a rule, which returns the codec of a part from its name and the shape of
-        its shard, a vector of n/w values. Only `SmallDense` decides by whole leaves, because it
-        counts axes. A number of coefficients to keep, such as TopK's k, is that of the whole part,
-        and the shards share it equally. Each shard has a codec state of its own, which starts fresh
-        with another number of workers.
-      workers: w, that of the axis, which sets the size of the shards and of the state.
+      codec: a codec, or a rule that returns a codec for the name of a part and the shape of one of
+        its shards, a vector of n/w values. Only `SmallDense` uses the shapes of whole leaves. If a
+        codec keeps k coefficients of a part, it keeps k/w coefficients of each shard. Each shard
+        has its own codec state, which is reset if the number of workers changes.
+      workers: w, the number of workers along the axis.
 
-    Wire: w buffers to the owners, then one buffer to all, each with a header of 4 bytes and the
-      payload of n/w values. So each stage sends about the payload of n values over a link, for any
-      w.
+    Wire: w buffers to the owners, then one buffer to all workers. Each buffer has a header of 4
+      bytes and the payload of n/w values. So, for any w, each stage sends about the payload of n
+      values over a link.
 
-    Claims: with `ErrorFeedback`, the means of all steps and the workers' average residual add up to
-      the average gradients of all steps, as with one stage. All workers get the same bits; if any
+    Claims: with `ErrorFeedback`, the sum of the means of all steps plus the workers' mean residual
+      is the sum of the mean gradients, as with one stage. All workers get the same bits. If any
       value is not finite, the mean is NaN throughout, on all workers.
 
     Example:
@@ -54,9 +53,9 @@ class TwoStage(Exchange):
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([2., 0.], dtype=float32)
 
-    Differs from the paper: a worker keeps the errors of both stages in one residual. So
-      `fg.checkpoint.reshard_state` preserves both for another number of workers. An owner does not
-      compress the shard that it sends to itself.
+    Differs from the paper: one residual holds the errors of both stages, so
+      `fg.checkpoint.reshard_state` preserves both errors for another number of workers. An owner
+      does not compress its own shard in the first stage.
 
     References:
       Tang et al., ICML 2021, arXiv:2102.02888.
@@ -87,14 +86,14 @@ class TwoStage(Exchange):
 
         rows = tuple(_shards.to_shards(x, self.workers))
         first = to_owners(codec, rows, before, comm)
-        # The owner's own shard crosses no link, so it is not compressed.
+        # No link carries the owner's own shard, so it is not compressed.
         means = tuple(
             mean + (row[own] - sent[own]) / self.workers
             for mean, row, sent in zip(first.vectors, rows, first.sent, strict=True)
         )
         second = to_all(codec, means, at_owner, again, first.stats)
-        # Only the owner knows the error of the second stage. The next mean divides its residual by
-        # w, so it keeps w times this error.
+        # Only the owner knows the error of the second stage. The next mean divides the residual by
+        # w, so the owner keeps w times this error.
         sent = [
             sent.at[own].set(_within(row[own], sent[own] + self.workers * (every[own] - mean)))
             for sent, row, mean, every in zip(
@@ -117,19 +116,19 @@ class TwoStage(Exchange):
 
 
 def _within(row: jax.Array, sent: jax.Array) -> jax.Array:
-    """Return `sent`, or `row` where the difference overflows float32."""
+    """Return `sent`, or `row` where `row - sent` overflows float32."""
     return jnp.where(jnp.isfinite(row - sent), sent, row)
 
 
 class Half(NamedTuple):
     vectors: Vectors  # the mean of this worker's shard; second stage: all shards, [w, size]
-    sent: Vectors  # this worker's rows as the others received them; () in the second stage
+    sent: Vectors  # this worker's rows, decoded by their owners; () in the second stage
     state: PyTree
     stats: Stats
 
 
 def to_owners(codec: Parts, rows: Vectors, state: PyTree, comm: Comm) -> Half:
-    """Send row i of each part [w, size], compressed, to worker i, which averages the rows."""
+    """Compress row i of each part [w, size] for worker i, which averages the received rows."""
 
     def one(number: jax.Array, shards: Vectors, state: PyTree) -> tuple[CompressedParts, Vectors]:
         out = codec.compress(shards, state, comm.step.fold_local(number))
@@ -144,10 +143,9 @@ def to_owners(codec: Parts, rows: Vectors, state: PyTree, comm: Comm) -> Half:
 def to_all(
     codec: Parts, shards: Vectors, state: PyTree, comm: Comm, received: Stats = Stats()
 ) -> Half:
-    """Send a shard of each part, compressed, to all; return the shards of all owners.
+    """Compress a shard of each part, and gather the shards of all owners.
 
-    The shards are NaN unless all values are finite. The headers pass on the stats of the first
-    stage.
+    All shards are NaN if any value is not finite. The headers include the stats of the first stage.
     """
     step = comm.step
     out = codec.compress(shards, state, step)

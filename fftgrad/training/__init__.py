@@ -1,4 +1,4 @@
-"""Training: optax transformations, their states, and the specs of these.
+"""Training: optax transformations, their states, and the PartitionSpecs of these states.
 
 May import all but `methods`, `optimizers` and `tools`.
 """

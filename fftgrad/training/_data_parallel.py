@@ -34,24 +34,24 @@ def data_parallel(
         train = fg.data_parallel(step, mesh, "data")
         params, state, value = train(params, state, x, y)  # global arrays
 
-    The first arguments, up to the one with the state of `compressed_pmean`, are carried from step
-    to step: (params, state), one `TrainState`, or (params, statistics, state). Each worker gets its
-    rows of the leaves that `fg.state_specs` shards, and all other leaves whole. The remaining
-    arguments are the batch, which is split over its leading axis. `step` returns the carried values
-    in the same order. Any further results, such as a mean loss, must be equal on all workers.
+    The first arguments are carried from step to step: (params, state), one `TrainState`, or
+    (params, statistics, state). The argument with the state of `compressed_pmean` is the last of
+    them. If `fg.state_specs` shards a leaf, each worker gets its rows of the leaf, else the whole
+    leaf. The remaining arguments are the batch, which is split over its leading axis. `step`
+    returns the carried values in the same order. Any further results, such as a mean loss, must be
+    equal on all workers.
 
-    If the mesh has more axes and you pass `param_specs`, `shard_map` manages all axes, and a step
-    sees its shard of each parameter. Without `param_specs`, XLA manages the other axes: a step sees
-    whole parameters, which stay sharded as they are. If the axis of the workers
-    is Auto and the others are Explicit, JAX returns the parameters unsharded.
+    If the mesh has other axes and you pass `param_specs`, all axes are manual, and a step sees its
+    shard of each parameter. Without `param_specs`, only the axis of the workers is manual. A step
+    then sees whole parameters, and the parameters keep their sharding. But if the axis of the
+    workers is Auto and the others are Explicit, JAX returns the parameters unsharded.
 
     Args:
       step: a function (*carried, *batch) -> (*carried, *others) of one worker.
-      mesh: the mesh, with axes of type Auto or Explicit. Over Explicit axes, arguments with another
-        sharding are resharded.
+      mesh: the mesh, with axes of type Auto or Explicit. Arguments are resharded if necessary.
       axis_name: the axis, or axes, of the workers.
-      param_specs: the PartitionSpecs of the parameters, in a tree like theirs; P() for replicated
-        parameters if a step uses collectives over other axes.
+      param_specs: the PartitionSpecs of the parameters, in a tree like theirs. A step with
+        collectives over other axes needs them; pass P() if all parameters are replicated.
       check_vma: True if `shard_map` checks which values are replicated.
       donate_argnums: the arguments whose buffers the results may reuse, as for `jax.jit`: (0, 1)
         for params and state.
@@ -63,9 +63,9 @@ def data_parallel(
 
     Raises:
       ValueError: if the mesh lacks the axis; while tracing, if no argument holds the state of
-        `compressed_pmean`, the state lacks a row for each worker, or `step` returns less than it
-        carries. JAX refuses a batch that the workers do not divide, and results that differ
-        between the workers.
+        `compressed_pmean`, if the state does not have one row for each worker, or if `step` does
+        not return all carried values. JAX raises an error if the number of workers does not divide
+        the batch, and if it finds that results differ between the workers.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.AllReduce(), axis_name="data")
@@ -117,7 +117,7 @@ def data_parallel(
 
 
 def _check_rows(carried: PyTree, specs: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
-    """Refuse rows of another number of workers, of which a step would read the first."""
+    """Refuse a state that was made for another number of workers."""
     leaves = jax.tree.leaves_with_path(carried)
     specs = jax.tree.leaves(specs, is_leaf=lambda node: isinstance(node, PartitionSpec))
     for (path, leaf), spec in zip(leaves, specs, strict=True):

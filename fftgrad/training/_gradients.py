@@ -16,19 +16,19 @@ from fftgrad.exchanges import _bucketing
 
 
 def checked_like(tree: PyTree, owner: str = "compressed_pmean") -> PyTree:
-    """Return the float32 shapes of gradients, and refuse other leaves than narrow floats."""
+    """Return the float32 shapes of gradients; refuse leaves that are no floats of <= 32 bits."""
     _bucketing.check_tree(owner, "updates", tree)
     return _bucketing.like(tree)
 
 
 def widened(tree: PyTree) -> Any:
-    """Cast gradients to float32, and refuse other leaves than narrow floats."""
+    """Cast gradients to float32; refuse leaves that are no floats of <= 32 bits."""
     checked_like(tree)
     return optax.tree.cast(tree, jnp.float32)
 
 
 def check_local(updates: PyTree, axis_name: AxisName, owner: str = "compressed_pmean") -> None:
-    """Refuse gradients that JAX has summed, or types as a sum."""
+    """Refuse gradients that JAX has summed over the workers, or types as such a sum."""
     _axes.size(axis_name, owner)
     for path, leaf in jax.tree.leaves_with_path(updates):
         if _axes.half_reduced(leaf) or not _axes.varies(leaf, axis_name):
@@ -77,10 +77,10 @@ def weighted(
     weight: jax.Array | float | None,
     axis_name: AxisName,
 ) -> PyTree:
-    """Multiply a worker's tree by w v / Σ v, so that a plain mean over workers is weighted.
+    """Multiply a worker's tree by w v / Σ v, with v the weight of each of w workers.
 
-    A weight that is negative or not finite makes the mean NaN, and so does a sum of weights beyond
-    float32.
+    The plain mean over the workers is then the weighted mean. It is NaN if a weight is negative or
+    not finite, or if the sum of the weights overflows float32.
     """
     if weight is None:
         return tree
@@ -88,7 +88,7 @@ def weighted(
     check(not shape, "update(weight)", "be a scalar", f"shape {shape}", remedy)
     own = _axes.vary(jnp.asarray(weight, jnp.float32), axis_name)
     own = jnp.where((own >= 0) & (own < jnp.inf), own, jnp.nan)
-    # A product with zero would keep a NaN.
+    # A gradient with weight zero may be NaN, and 0 * NaN is NaN.
     tree = jax.tree.map(lambda leaf: jnp.where(own == 0, 0, leaf), tree)
     workers, total = _axes.size(axis_name), lax.psum(own, axis_name)
     total = jnp.where(total < jnp.inf, total, jnp.nan)
@@ -97,13 +97,13 @@ def weighted(
 
 
 def refuse_mistyped(owner: str, extra: Mapping[str, Any]) -> None:
-    """Refuse a misspelled weight, because optax passes any extra argument on in silence."""
+    """Refuse a misspelled weight, because optax accepts any extra argument."""
     for name in MISTYPED & extra.keys():
         check(False, f"{owner}.update({name})", "be called weight", name, f"pass weight={name}.")
 
 
 def refuse_weight(owner: str, weight: Any, because: str, remedy: str = IN_THE_LOSS) -> None:
-    """Refuse a weight that would have no effect, or a wrong one."""
+    """Refuse a weight that would have no effect or a wrong effect."""
     rule = f"be left out, because {because}"
     check(weight is None, f"{owner}.update(weight)", rule, "one", f"{remedy}.")
 
@@ -111,9 +111,9 @@ def refuse_weight(owner: str, weight: Any, because: str, remedy: str = IN_THE_LO
 def in_parts(update: Callable[..., Any], axis_name: AxisName) -> Callable[..., Any]:
     """Wrap `update(updates, state, ...)` so that it also takes global unreduced gradients.
 
-    JAX types such a gradient as a sum over the axis that is not taken yet; each device holds the
-    part of one worker. `update` then runs on the parts in its own `shard_map`, and returns their
-    sum as the mean of w times the parts.
+    For an unreduced gradient, each device holds the summand of one worker, and the sum over the
+    axis is pending. `update` then runs in its own `shard_map` on w times the summands, whose mean
+    is the sum.
     """
     update = _axes.without_explicit(update)
 
@@ -139,14 +139,14 @@ def in_parts(update: Callable[..., Any], axis_name: AxisName) -> Callable[..., A
         ins = jax.tree.map(lambda leaf: jax.typeof(leaf).sharding.spec, args)
         is_spec = lambda node: isinstance(node, PartitionSpec)  # noqa: E731
         outs = jax.tree.map(_axes.summed, ins[:2], is_leaf=is_spec)
-        # Unchecked, because JAX has no cast from unreduced to varying.
+        # check_vma=False, because JAX has no cast from unreduced to varying.
         return jax.shard_map(own, in_specs=ins, out_specs=outs, check_vma=False)(*args)
 
     return run
 
 
 def _refuse_sums(updates: PyTree, axis_name: AxisName) -> None:
-    """Refuse gradients of which only some are unreduced: the others would grow w times."""
+    """Refuse a mix of unreduced and reduced gradients: `own` multiplies all by w."""
     for path, leaf in jax.tree.leaves_with_path(updates):
         fine = _axes.is_unreduced(leaf, axis_name)
         argument = f"compressed_pmean(updates{jax.tree_util.keystr(path)})"

@@ -30,36 +30,36 @@ def metrics(
 
     Use it with any logger: `wandb.log(fg.metrics(opt_state))`. The keys are:
 
-        step          number of updates; of `diloco`, number of outer steps
-        skipped       number of these updates in which a value was not finite; bad inner steps of
-                      `diloco` are in its `state.skipped` only
-        overflow      number of values that no codec could represent, over workers and good steps
-        residual      √(Σ_i ||e_i||² / w), e_i the values that the memory of worker i has not sent:
-                      its fields called `residual`, else all of it; 0.0 without memory
-        exchange_residual   the same for a memory inside the exchange (`Hierarchical`)
+        step          number of updates; of outer steps with `diloco`
+        skipped       number of these updates in which a value was not finite; `diloco` counts bad
+                      inner steps in its `state.skipped` instead
+        overflow      number of values that no codec could represent, of all workers and good steps
+        residual      √(Σ_i ||e_i||² / w), where e_i is the residual of worker i, or the whole state
+                      of its memory if no field is called `residual`; 0.0 without memory
+        exchange_residual   the same for the memory inside `Hierarchical`
         error         relative error of the last good step, with `track_error=True`
         bytes         bytes that a worker passes to the collectives in one exchange
                       (`fg.wire_bytes`), if `exchange` and `params` are given
 
     Args:
-      opt_state: any optax state that contains the state of `compressed_pmean`, or of
-        `fg.optimizers.sharded`, which has step, skipped and residual. Named tuples may be dicts, as
-        in `nnx.state`. If there are several states, as under `optax.partition`, each key begins
-        with the path of its state. Pass the global state, outside the axis, in all processes,
-        because each process has the residuals of its own workers.
-      exchange: the exchange or method of the transformation, for the bytes.
-      params: a tree like the gradient, or its shapes, for the bytes; for `diloco` with P fragments,
+      opt_state: an optax state that contains the state of `compressed_pmean`, or the state of
+        `fg.optimizers.sharded`, which gives step, skipped and residual. Named tuples may be dicts,
+        as in `nnx.state`. If there are several states, as under `optax.partition`, each key begins
+        with the path of its state. Outside `shard_map`, pass the global state, and call `metrics`
+        in all processes, because each process holds the residuals of its own workers.
+      exchange: the exchange or method of the transformation, for `bytes`.
+      params: a tree with the shapes of the gradient, for `bytes`; for `diloco` with P fragments,
         `fg.optimizers.fragment(params, P)`.
-      bucketing: as for `compressed_pmean`.
-      axis_name: the axis, or axes, of the workers, for a call inside them. Each worker then has
-        only its own residual, so one all-reduce of 4 bytes a residual combines those of all.
+      bucketing: as for `compressed_pmean`, for `bytes`.
+      axis_name: the axis, or axes, of the workers, if you call `metrics` inside `shard_map`. An
+        all-reduce of 4 bytes for each residual then combines the residuals of all workers.
 
     Returns:
       A dict of scalars: arrays, except for bytes, which is a Python number.
 
     Raises:
-      ValueError: if there is no state of `compressed_pmean`, or only one of `exchange` and `params`
-        is given; if the bytes change by step (`Scheduled`): pass `exchange.at(step)`.
+      ValueError: if there is no state of `compressed_pmean`, if only one of `exchange` and `params`
+        is given, or if the bytes depend on the step (`Scheduled`): then pass `exchange.at(step)`.
 
     Example:
       >>> exchange, params = fg.AllGather(fg.Sign()), {"w": jnp.ones(320)}
@@ -107,10 +107,10 @@ def _below(key: Any, tree: PyTree) -> list[jax.Array]:
 
 
 def _norm(leaves: list[jax.Array], axis_name: AxisName | None) -> jax.Array:
-    """Return the root of the mean over workers, the leading axis, of the sum of squares."""
+    """Return √(Σ_i ||e_i||² / w) of arrays with a leading axis of w workers."""
     squares = jnp.zeros((), jnp.float32)
     for leaf in leaves:
-        # A residual may be in host memory, where nothing can be computed.
+        # A residual may be in host memory, where JAX cannot compute.
         leaf = jax.device_put(leaf, jax.memory.Space.Device)
         squares += jnp.sum(jnp.square(leaf.astype(jnp.float32))) / leaf.shape[0]
     if axis_name is not None and leaves:

@@ -23,18 +23,17 @@ NonFinite = Literal["propagate", "skip"]
 class CompressedPmeanState(NamedTuple):
     """State of `compressed_pmean`.
 
-    `overflow` stops at 2^31 - 1. There `step` and `skipped` go back to about 2^30, not to zero, so
-    that schedules do not restart.
+    `overflow` stops at 2^31 - 1. After 2^31 - 1, `step` and `skipped` continue at about 2^30, not
+    at zero, so that schedules do not restart.
 
     Attributes:
       step: number of updates, int32, equal on all workers.
-      skipped: number of updates in which a value was not finite. Such a step keeps the memory and
-        the exchange unchanged.
-      overflow: number of values that no codec could represent, over all workers and unskipped
-        steps.
+      skipped: number of bad steps, in which a value was not finite. Such a step does not change
+        `memory` and `exchange`.
+      overflow: number of values that no codec could represent, over all workers and good steps.
       memory: state of the memory, one for each worker.
       exchange: the exchange's `State`, one for each bucket.
-      worker: a zero for each worker, int32, from which a checkpoint reads the number of workers;
+      worker: zeros, int32, one per worker. Their number tells a checkpoint the number of workers.
         () if no worker has a state of its own.
       error: with `track_error`, the relative error of the last good step, float32; else ().
     """
@@ -61,9 +60,9 @@ def compressed_pmean(
 ) -> optax.GradientTransformationExtraArgs:
     """Transformation: average the gradients of all workers over a compressed link.
 
-    It takes the gradients of one worker's own batch and returns the mean of all workers, with the
-    same bits on all devices of one kind. Put it first in the chain, so that clipping and weight
-    decay see the mean.
+    It takes the gradients of one worker's own batch and returns the mean over all workers. The mean
+    has the same bits on all devices of one kind. Put it first in the chain, so that clipping and
+    weight decay use the mean.
 
     By default a codec compresses all leaves as one vector, so a selector chooses over the whole
     model and a quantizer has one scale. For `PowerSgd`, and for most rules (functions from a part's
@@ -74,9 +73,9 @@ def compressed_pmean(
             optax.sgd(0.1),
         )
 
-    Do not chain Adam behind error feedback: with PowerSGD its final loss was 11 % above that of
-    dense Adam (docs/results/slow-links.md). Use `fg.optimizers.feedback_adam` or `feedback_muon`
-    instead, whole optimizers that add a share of the new gradient to the momentum.
+    Do not chain Adam behind error feedback: with PowerSGD the final loss was 11 % higher than with
+    dense Adam (docs/results/slow-links.md). Instead use `fg.optimizers.feedback_adam` or
+    `feedback_muon`. These whole optimizers add a share of the new gradient to the momentum.
 
     `update` runs inside `jax.shard_map` (with `check_vma` True or False), `jax.pmap`, or
     `jax.vmap(axis_name=...)`. Take gradients by `fg.value_and_grad` and the state by
@@ -85,54 +84,54 @@ def compressed_pmean(
         state = fg.init_state(tx, params, mesh, "data")
         specs = fg.state_specs(state, "data")
 
-    If a transformation with a state comes before it, such as `optax.scale_by_adam()`, wrap that in
-    `fg.local_state`, because its state differs between the workers.
+    If you put a transformation with a state before it, such as `optax.scale_by_adam()`, wrap this
+    transformation in `fg.local_state`, because its state differs between the workers.
 
     Args:
       exchange: the collective and its codec: `AllReduce`, `AllGather`, `Scheduled` and so on; or a
         method such as `fg.methods.top_k(0.01)`, which is a `Recipe` of exchange, memory and
         bucketing.
-      memory: the memory of values that a step does not send. The default is that of the recipe, or
-        none.
-      axis_name: the axis, or tuple of axes, to average over. Over other mesh axes, each shard of a
-        parameter is exchanged separately.
-      bucketing: the parts that are compressed separately, and the buckets that travel together. The
-        default is that of the recipe, or of the exchange.
-      allow_masked: True if `optax.masked` or `optax.partition` may hide leaves from it, because
-        another transformation averages them. Otherwise masked leaves are refused.
-      non_finite: the mean of a step with a value that is not finite: "propagate" returns a
-        non-finite mean, "skip" returns zeros.
-      track_error: True to store √(Σ ||x - sent||² / Σ ||x||²) over the workers in the state, with x
-        the gradient plus the residual; `error` in `fg.metrics`.
-      key: a seed below 2^32, or a PRNG key, for codecs that draw. Step and worker are folded in.
+      memory: the memory of values that a step does not send. The default is the memory of the
+        recipe, or `NoMemory()` for an exchange.
+      axis_name: the axis, or tuple of axes, to average over. If a parameter is sharded over other
+        mesh axes, each of its shards is exchanged separately.
+      bucketing: the parts that are compressed separately, and the buckets that parts share. The
+        default is the bucketing of the recipe, or of the exchange.
+      allow_masked: True if another transformation averages the leaves that `optax.masked` or
+        `optax.partition` hides from this one. Otherwise masked leaves raise an error.
+      non_finite: the mean of a bad step: "propagate" returns a non-finite mean, "skip" zeros.
+      track_error: True to store √(Σ ||x - sent||² / Σ ||x||²), with sums over the workers and x the
+        gradient plus the residual, in the state. `fg.metrics` returns it as `error`.
+      key: a seed below 2^32, or a PRNG key, for codecs that draw random numbers. The numbers of the
+        step and of the worker are folded into it.
 
     Returns:
-      An `optax.GradientTransformationExtraArgs` whose state is a `CompressedPmeanState`. Its
-      `update` takes a scalar `weight=tokens`, this worker's v, for the mean Σ v g / Σ v. Each
-      gradient is multiplied by w v / Σ v, with w workers, before it enters the memory. With v = 0
-      it counts as zero, even if it has a NaN. Do not pass a weight with
-      `value_and_grad(has_weight=True)`, which has weighted the gradients. Under `jax.jit` and over
-      an Explicit axis, `update` also takes an unreduced gradient of a global loss. JAX has not yet
-      summed it over the devices; `update` compresses and sums it.
+      An `optax.GradientTransformationExtraArgs` whose state is a `CompressedPmeanState`. If its
+      `update` gets a scalar `weight=v`, such as the worker's number of tokens, the mean is
+      Σ v g / Σ v. Each gradient is multiplied by w v / Σ v, with w workers, before it enters the
+      memory. A gradient with v = 0 counts as zero, even if it has a NaN. Do not pass a weight with
+      `value_and_grad(has_weight=True)`, which returns weighted gradients. Under `jax.jit` and over
+      an Explicit axis, `update` also takes the unreduced gradient of a global loss, which JAX has
+      not yet summed over the devices.
 
     Shapes: leaves float32, bfloat16 or float16 of any shape; the mean has the dtype of each leaf.
       Memory and exchange use float32. Gradients that you cast to float32 before `update` take the
       same bytes, and their mean is not rounded.
 
-    Wire: `fg.wire_bytes(exchange, params, bucketing)` bytes a worker and step. Each bucket takes
+    Wire: `fg.wire_bytes(exchange, params, bucketing)` bytes per worker and step. Each bucket takes
       one collective with `AllReduce`, `AllGather`, `TopVotes` and `AcpSgd`; two with `TwoStage`,
       `PowerSgd`, `QuantizedAllReduce` and `LeaderTopK`. `Hierarchical` takes two more than the
       exchange that it uses over the slow links. By default there is a bucket for every 2^30
-      parameters. `track_error` adds 12 bytes in two all-reduces, a weight 4.
+      parameters. `track_error` adds 12 bytes in two all-reduces; a weight adds 4 bytes in one.
 
-    Claims: those of the exchange and the memory. The memory keeps the rounding error of the mean in
-      a narrow dtype; without memory it is lost. One worker is allowed. A step is bad if a value is
-      not finite, or if the mean exceeds the range of a leaf's dtype. After a bad step, the states
-      of memory and exchange are unchanged in all buckets. With "propagate", every worker gets a
-      non-finite mean, so `optax.apply_if_finite` behind it skips the step on all workers. With
-      "skip", every worker gets zeros, and the moments of an Adam behind it decay. With
-      `check_vma=True` JAX checks that the state is sharded over the workers. Rows of the state in
-      another order are not detected.
+    Claims: those of the exchange and the memory. If a leaf is narrower than float32, the memory
+      keeps the rounding error of the mean; without a memory this error is lost. One worker is
+      allowed. A step is bad if a value is not finite, or if the mean exceeds the range of a leaf's
+      dtype. A bad step does not change the states of memory and exchange, in any bucket. With
+      "propagate", every worker gets a non-finite mean, so a later `optax.apply_if_finite` skips
+      the step on all workers. With "skip", every worker gets zeros, and the moments of a later
+      Adam decay. With `check_vma=True` JAX checks that the state is sharded over the workers. A
+      state whose rows are in another order is not detected.
 
     Raises:
       ValueError: while tracing, if the axis is not bound, `weight` is not a scalar, a gradient is
@@ -170,8 +169,8 @@ def compressed_pmean(
         worker = add_worker_axis(jnp.zeros((), jnp.int32)) if own else ()
         error = jnp.zeros((), jnp.float32) if track_error else ()
         state = CompressedPmeanState(step, skipped, overflow, remembered, exchanged, worker, error)
-        # Some wrappers of optax call `init` with placeholders, which have no shapes. These two
-        # fields need shapes.
+        # Some wrappers of optax call `init` with placeholders without shapes, from which these two
+        # fields cannot be made.
         stands_in = _gradients.stands_in(params)
         return state._replace(exchange=step, worker=step) if stands_in else state
 
@@ -211,22 +210,19 @@ def compressed_pmean(
         _gradients.refuse_mistyped("compressed_pmean", extra)
         check_update(updates, state, params)
         before, states, old_error = inside(state)
-        # Not earlier, because a key starts the backend, and jax.distributed may not be
+        # Make the key here, because a key starts the backend, and jax.distributed may not be
         # initialized when the transformation is made.
         comm = Comm.of(axis_name, key, state.step)
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
-        # Add the residual.
         x, added = memory.add(_gradients.weighted(grads, weight, axis_name), before)
-        # Pack buckets.
         buckets, join = _bucketing.to_buckets(_axes.whole(x), bucketing)
-        # Encode, gather, decode and average, bucket by bucket.
         out, after = travel(exchange, buckets, states, comm, join)
-        # Keep what the others did not receive, and what rounding to narrow leaves loses.
+        # Keep the values that the others did not receive, and the rounding errors of narrow leaves.
         remembered = memory.update(x, out.error_or_zeros(x), out.mean, added)
         mean, rounded = _rounding.narrowed(out.mean, updates)
         if rounded is not None:
             remembered = memory.restore(rounded, remembered)
-        # After a bad step, the old states stay.
+        # After a bad step, keep the old states.
         finite = all_finite(out.stats, mean)
         error = relative_error(x, out.error, comm) if track_error else ()
         remembered, after, error = optax.tree.where(
@@ -259,13 +255,13 @@ def travel(
     """
     run = exchange.mean
     if len(buckets) > 1:
-        # Large models have dozens of buckets, and those of equal shapes share one trace.
+        # Large models have dozens of buckets. Buckets of equal shapes share one trace.
         mean = jax.jit(lambda x, state, step: exchange.mean(x, state, Comm(comm.axis_name, step)))
         run = lambda x, state, comm: mean(x, state, comm.step)  # noqa: E731
     outs: list[Averaged] = []
     for i, (bucket, state) in enumerate(zip(buckets, states, strict=True)):
         # Buckets run in sequence, because XLA would otherwise schedule all collectives at the
-        # end, without overlap. A NaN in one bucket propagates to all later ones. XLA cannot drop
+        # end, without overlap. A NaN in one bucket propagates to later buckets. XLA cannot drop
         # this dependency.
         if outs:
             bucket = _finite.nan_unless(jnp.asarray(outs[-1].stats.finite), bucket)
@@ -282,7 +278,7 @@ def travel(
 
 
 def all_finite(stats: Stats, mean: PyTree) -> jax.Array:
-    """True if a step was finite in all buckets, on the whole mesh and in the leaves' dtypes."""
+    """Return True if the mean, in the leaves' dtypes, is finite on the whole mesh."""
     # A finite float32 mean can overflow only in a narrower dtype.
     leaves = [leaf for leaf in jax.tree.leaves(mean) if leaf.dtype != jnp.float32]
     flag = _axes.everywhere(jnp.asarray(stats.finite) & _finite.all_finite(leaves))
@@ -296,10 +292,10 @@ def counters(
     """Return `step`, `skipped` and `overflow` after a step."""
 
     def add(count: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-        # The share of each device is capped, so that no sum overflows.
+        # The count of each device is capped, so that the sum does not overflow.
         return lax.psum(jnp.minimum(count, _count.MOST // _axes.size(axes)), axes)
 
-    # A NaN in one bucket propagates to all later ones, whose overflow is then meaningless.
+    # A NaN in one bucket propagates to later buckets, so their overflow is meaningless.
     overflow = _axes.over_other_axes(add, jnp.where(finite, stats.overflow, 0))
     skipped = jnp.where(finite, before.skipped, _count.next_step(before.skipped))
     return _count.next_step(before.step), skipped, _count.add(before.overflow, overflow)

@@ -1,4 +1,4 @@
-"""States that count steps, their sharding, and how to make them on a mesh."""
+"""Optimizer states: their PartitionSpecs, and their initialization on a mesh."""
 
 import warnings
 from collections.abc import Callable, Container, Mapping
@@ -24,7 +24,7 @@ class ShardedState(NamedTuple):
       skipped: number of updates in which a value was not finite; equal on all workers.
       memory: state of the memory, one for each worker.
       inner: state of the inner optimizer, sharded over the workers.
-      ahead: the owner's float32 parameters minus the parameters that all workers have, sharded.
+      ahead: each owner's float32 parameters minus the replicated parameters, sharded.
     """
 
     step: jax.Array
@@ -35,7 +35,7 @@ class ShardedState(NamedTuple):
 
 
 def is_state(node: Any, *kinds: type) -> bool:
-    """True if a node is a state of one of the kinds, or a dict of its non-empty fields."""
+    """Return True if a node is a state of one of the kinds, or a dict of its non-empty fields."""
     if isinstance(node, Mapping):
         keys = set(cast("Mapping[Any, Any]", node))
         return any({"step", "skipped"} <= keys <= set(kind.__annotations__) for kind in kinds)
@@ -43,7 +43,7 @@ def is_state(node: Any, *kinds: type) -> bool:
 
 
 def has_ours(tree: PyTree) -> bool:
-    """True if a tree holds a state of `compressed_pmean`, or rows of workers."""
+    """Return True if a tree holds a state of `compressed_pmean`, or a `PerWorker`."""
 
     def is_ours(node: Any) -> bool:
         return is_rows(node) or is_state(node, CompressedPmeanState)
@@ -57,18 +57,18 @@ def state_specs(
     """Function: the PartitionSpecs of an optimizer state that contains `compressed_pmean`.
 
     Leaves that differ between workers, such as the residual of error feedback, are sharded over
-    the leading axis of workers. All others are replicated. If parameters are sharded over other
-    mesh axes, the state follows them. A leaf whose path ends with the path of a parameter, such as
-    a moment or a residual, is sharded like that parameter. Arrays of buckets, and the rows of
-    Adafactor, have one piece for each shard.
+    their leading axis of workers. All other leaves are replicated, unless `param_specs` shards
+    parameters over other mesh axes. Then a leaf whose path ends with the path of a parameter, such
+    as a moment or a residual, is sharded like this parameter. Arrays of an exchange, and leaves
+    with fewer axes than the parameter, such as the rows of Adafactor, have a piece for each shard.
 
-    The state may be part of a larger one, such as Flax's `TrainState`, whose parameters get
-    `param_specs`. Named tuples may be dicts, as in `nnx.state`. A dict whose only key is
-    `worker_rows` is then sharded over the workers.
+    The parameters in a larger state, such as Flax's `TrainState`, get `param_specs`. Named tuples
+    may be dicts, as in `nnx.state`. A dict whose only key is `worker_rows` is sharded over the
+    workers.
 
     Args:
-      opt_state: a state that contains the one of `compressed_pmean`, nested in any way, or its
-        shapes (`jax.eval_shape(tx.init, params)`).
+      opt_state: a state that contains the state of `compressed_pmean` at any depth, or the shapes
+        of such a state (`jax.eval_shape(tx.init, params)`).
       axis_name: the axis, or axes, of the workers.
       param_specs: the PartitionSpecs of the parameters, in a tree like theirs; None if all are
         replicated.
@@ -78,8 +78,8 @@ def state_specs(
       `out_specs` of `jax.shard_map`, or for `jax.sharding.NamedSharding`.
 
     Raises:
-      ValueError: if the state does not contain one of `compressed_pmean`, or if a parameter is
-        sharded over the axis of the workers.
+      ValueError: if `opt_state` does not contain the state of `compressed_pmean`, or if a parameter
+        is sharded over the axis of the workers.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
@@ -113,7 +113,7 @@ def state_specs(
         end = param_of(path, by_path)
         if end is not None and len(by_path[end]) <= jnp.ndim(node):
             return by_path[end]
-        # A leaf with fewer axes than the parameter, such as a row of Adafactor, is one per shard.
+        # Each shard has its own leaf with fewer axes than the parameter, as the rows of Adafactor.
         return of_mesh(node) if end else PartitionSpec()
 
     def own_like_params(path: tuple[Any, ...], node: Any) -> PartitionSpec:
@@ -129,7 +129,7 @@ def state_specs(
         return PartitionSpec((*workers, *others) if others else own)
 
     def of_exchange(node: Any) -> PyTree:
-        # Arrays of an exchange belong to buckets, even if a path ends like that of a parameter.
+        # Arrays of an exchange belong to buckets, even if their paths end with a parameter's path.
         return jax.tree.map(of_worker if is_rows(node) else of_mesh, node)
 
     def of_pmean(fields: Mapping[str, Any]) -> dict[str, PyTree]:
@@ -171,7 +171,7 @@ def of_params(tree: PyTree) -> dict[Path, Any]:
 
 
 def param_of(path: tuple[Any, ...], params: Container[Path]) -> Path | None:
-    """Return the longest path of a parameter that ends the path of a leaf."""
+    """Return the longest parameter path with which the path of a leaf ends, or None."""
     names = tuple(map(str, path))
     ends = (names[start:] for start in range(len(names) + 1))
     return next((end for end in ends if end in params), None)
@@ -198,26 +198,26 @@ def init_state(
 
     It warns (`UserWarning`) about an optax momentum behind error feedback.
 
-    If a framework stores the optimizer state in its own state, pass a function that makes that
+    If a framework's state contains the optimizer state, pass a function that makes the framework's
     state: `lambda params: TrainState.create(apply_fn=apply, params=params, tx=tx)`.
 
     Args:
-      tx: an optax transformation that contains `compressed_pmean`, or a function of the parameters
-        that returns a state with its state inside.
-      params: the parameters: global arrays, or arrays of each process, on its host or its own
-        devices, equal on all processes; JAX raises if they differ.
+      tx: an optax transformation that contains `compressed_pmean`, or a function that takes the
+        parameters and returns a state that contains the state of `compressed_pmean`.
+      params: the parameters, as global arrays, or as arrays on the host or devices of each process.
+        All processes must pass equal values; JAX raises an error if they differ.
       mesh: the mesh of the training step, with axes of type Auto or Explicit.
       axis_name: the axis, or axes, of the workers.
-      param_specs: the PartitionSpecs of the parameters, in a tree like theirs, if a step sees
-        shards. Leave it out if a step sees whole parameters, as for `data_parallel`. State leaves
-        with the path and shape of a parameter then get the sharding of that parameter.
+      param_specs: the same value as for `data_parallel`. Without it, a step sees whole parameters.
+        A state leaf with the path and shape of a parameter then has the parameter's sharding over
+        the other mesh axes.
 
     Returns:
       The state, as global arrays.
 
     Raises:
-      ValueError: if the state does not contain one of `compressed_pmean`, if the mesh lacks the
-        axis, or if a parameter is sharded over it.
+      ValueError: if the state does not contain the state of `compressed_pmean`, if the mesh lacks
+        the axis, or if a parameter is sharded over the axis.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
@@ -230,7 +230,7 @@ def init_state(
     if not callable(tx):
         check_transformation("init_state(tx)", tx)
     make: Any = getattr(tx, "init", tx)
-    # The shards of one device may need fewer buckets than the whole parameters.
+    # The shards of the parameters on one device may need fewer buckets than whole parameters.
     pieces = params if param_specs is None else _pieces(params, param_specs, mesh)
     state = jax.eval_shape(make, pieces)
     specs = state_specs(state, axis_name, param_specs)
@@ -260,7 +260,7 @@ def init_state(
         out_specs=outs,
         axis_names=set(manual),
     )
-    # Only the changed ones, because others may be in host memory.
+    # Place only leaves whose specs change, because other leaves may be in host memory.
     changed = [new if new != old else None for new, old in zip(wanted, outs, strict=True)]
     put = lambda leaf, spec: (  # noqa: E731
         leaf if spec is None else _axes.place(leaf, mesh, spec, mesh.axis_names)
@@ -282,7 +282,7 @@ def _spec_of(leaf: Any, mesh: Mesh) -> PartitionSpec:
 def _like_params(
     state: PyTree, specs: list[PartitionSpec], params: PyTree, placed: PyTree
 ) -> list[PartitionSpec]:
-    """Extend the specs of leaves that have the path and shape of a parameter by its spec."""
+    """If a leaf has the path and shape of a parameter, append the parameter's spec to its spec."""
     likes, own = of_params(params), of_params(placed)
 
     def one(path: tuple[Any, ...], leaf: Any, spec: PartitionSpec) -> PartitionSpec:
@@ -296,7 +296,7 @@ def _like_params(
 
 
 def _momentum_follows(state: PyTree) -> bool:
-    """Detect a momentum after a residual in a chain. A whole optimizer is not a chain."""
+    """Detect a momentum after a residual in the state of `optax.chain`, which is a tuple."""
     if type(state) is not tuple:
         return False
     late = False
@@ -336,6 +336,6 @@ def _pieces(params: PyTree, specs: PyTree, mesh: Mesh) -> PyTree:
 
 
 def _to_host(leaf: Any) -> Any:
-    """Copy arrays of this process to the host: JAX moves none to devices of other processes."""
+    """Copy arrays of this process to the host; JAX cannot move them to other processes' devices."""
     is_own = isinstance(leaf, jax.Array) and leaf.is_fully_addressable
     return jax.device_get(leaf) if is_own else leaf

@@ -31,55 +31,55 @@ def value_and_grad(
         updates, state = tx.update(grads, state, params)
         value = jax.lax.pmean(value, "data")  # to report it
 
-    Transformations behind `compressed_pmean` that read the loss, such as `optax.polyak_sgd`, need
-    its mean over the workers. Otherwise the parameters would differ.
+    If a transformation behind `compressed_pmean` reads the loss, such as `optax.polyak_sgd`, pass
+    it the mean loss of all workers. Otherwise the parameters would differ between workers.
 
-    If all batches have the same size, `loss` returns the mean over the worker's batch, because the
-    mean over the workers is then the mean over all batches. If the sizes differ, as with masked
-    tokens, return the sum over the worker's tokens and their number:
+    If the batches of all workers have the same size, return the mean over the worker's batch from
+    `loss`. If the sizes differ, as with masked tokens, return the sum over the worker's tokens and
+    the number of its tokens:
 
         def loss(params, x, y, mask):
             return jnp.sum(mask * cross_entropy(params, x, y)), jnp.sum(mask)
 
         value, grads = fg.value_and_grad(loss, "data", has_weight=True)(params, x, y, mask)
 
-    With sum Sᵢ and weight Wᵢ, worker i of w gets the value w Sᵢ / ΣW and the gradient
-    w (∇Sᵢ - ∇Wᵢ ΣS / ΣW) / ΣW. Their means over the workers are ΣS / ΣW and its gradient. If all
-    weights are zero, both are NaN.
+    Worker i of w, with sum Sᵢ and weight Wᵢ, gets the value w Sᵢ / ΣW and the gradient
+    w (∇Sᵢ - ∇Wᵢ ΣS / ΣW) / ΣW. The mean value over the workers is ΣS / ΣW, and the mean gradient
+    is the gradient of ΣS / ΣW. If all weights are zero, value and gradient are NaN.
 
-    Statistics over the axis inside the loss, such as those of batch normalization, are right in all
-    modes. The loss itself must be the worker's own:
+    The loss may compute statistics over the axis, as batch normalization does. But the loss that it
+    returns must be that of the worker's own batch:
 
     | the loss of a worker | `check_vma=True` | `check_vma=False`, `pmap`, `vmap` |
     |---|---|---|
     | mean over its batch | right | right |
     | mean over the axis | refused | right |
-    | its sum / global batch | w times too small, not detected | the same |
+    | sum over its batch / global batch size | w times too small, not detected | the same |
     | `has_weight`, returns (mean, weight) | wrong, not detected | wrong, not detected |
-    | `has_weight`, a sum or weight over the axis | refused | wrong, not detected |
+    | `has_weight`, sum or weight is summed over the axis | refused | wrong, not detected |
 
     If a sharded model sums over another mesh axis in its loss, gradients are right only with
     `check_vma=True`. In other modes `jax.grad`, and so this function, multiplies the gradient of
-    the summed values by the size of that axis. docs/api/wrappers.md has a form that is right there.
+    the summed values by the size of that axis. docs/api/wrappers.md shows a loss for these modes.
 
     Args:
       loss: a function of the parameters and a worker's batch. It returns a scalar, or a pair (sum,
-        weight) with `has_weight`. With `has_aux` it returns a pair of this and any other value.
-      axis_name: the axis, or axes, of the workers. Other mesh axes are not touched.
-      has_aux: True if the loss returns a pair whose second part is passed on.
-      has_weight: True if the loss returns (sum, weight), to be averaged as global sum / global
-        weight. This takes one sum of two numbers over the axis.
+        weight) with `has_weight`. With `has_aux` it returns (scalar or pair, aux).
+      axis_name: the axis, or axes, of the workers.
+      has_aux: True if the second value that the loss returns is auxiliary and has no gradient.
+      has_weight: True if the loss returns (sum, weight) and the mean loss is global sum / global
+        weight. This adds one all-reduce of two numbers over the axis.
       argnums: the positional arguments to differentiate, as for `jax.value_and_grad`.
 
     Returns:
-      A function with the arguments of `loss`. It returns (value, gradient), or with `has_aux`
-      ((value, aux), gradient), of this worker, before any mean over the workers.
+      A function with the arguments of `loss`. It returns (value, gradient) of this worker, not
+      averaged over the workers; with `has_aux`, ((value, aux), gradient).
 
     Raises:
       ValueError: while tracing, if the axis is not bound, or if JAX types the loss, the sum or the
         weight as equal on all workers.
-      TypeError: if the loss is not a function; while tracing, if it returns no pair with
-        `has_weight`.
+      TypeError: if the loss is not a function; while tracing, if `has_weight` is True and the loss
+        does not return a pair.
 
     Example:
       >>> loss = lambda w, x, mask: (jnp.sum(mask * w * x), jnp.sum(mask))
@@ -123,7 +123,7 @@ def check_own(owner: str, loss: Any, axis_name: AxisName) -> None:
 
 
 def _share(out: Any, axis_name: AxisName) -> jax.Array:
-    """Return the share of one worker, whose mean over workers is global sum / global weight."""
+    """Return w Sᵢ / ΣW of worker i; the mean over the workers is global sum / global weight."""
     pair = isinstance(out, tuple | list) and len(out) == 2
     remedy = "return (sum, weight) over this worker's batch."
     check_type(pair, "value_and_grad(loss)", "be a pair with has_weight=True", out, remedy)
@@ -133,6 +133,6 @@ def _share(out: Any, axis_name: AxisName) -> jax.Array:
     total, weight = map(jnp.asarray, out, dtypes)
     workers = _axes.size(axis_name)
     all_total, all_weight = lax.psum(lax.stop_gradient((total, weight)), axis_name)
-    # The value is zero, and its gradient is that of the weight.
+    # `change` is zero, but has the gradient of the weight.
     change = weight - lax.stop_gradient(weight)
     return workers * (total - all_total / all_weight * change) / all_weight

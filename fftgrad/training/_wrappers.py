@@ -18,11 +18,11 @@ from fftgrad.training._gradients import refuse_weight, stands_in
 
 
 def local_state(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Transformation: wrap another one, whose state then differs between the workers.
+    """Transformation: wrap a transformation whose state differs between the workers.
 
     A transformation before `compressed_pmean` sees the gradients of one worker, so its state
-    differs between the workers. This wrapper adds a leading axis of workers to the state, which
-    `fg.state_specs` shards. For example, compress the update of a local preconditioner:
+    differs between the workers. This wrapper adds a leading axis of workers to the state, and
+    `fg.state_specs` shards this axis. For example, compress the update of a local preconditioner:
 
         tx = optax.chain(
             fg.local_state(optax.scale_by_adam()),
@@ -62,22 +62,22 @@ def local_state(tx: optax.GradientTransformation) -> optax.GradientTransformatio
 def delay() -> optax.GradientTransformationExtraArgs:
     """Transformation: return the gradients of the previous step; zeros in the first step.
 
-    Before `compressed_pmean`, it makes the exchange depend on the state alone. A compiler with
-    asynchronous collectives can then overlap the exchange with the forward and backward pass. Error
-    feedback loses nothing. For equal gradients, updates are those without delay, one step later.
-    Only the random draws and the first state of an exchange come one step earlier.
+    Put it before `compressed_pmean`. The exchange of a step then does not depend on the gradients
+    of this step. So a compiler with asynchronous collectives can overlap the exchange with the
+    forward and backward pass. The same gradients give the same updates, one step later, except that
+    an exchange uses the random keys of the later step and has averaged zeros in the first step.
 
         mean = fg.compressed_pmean(exchange, memory, axis_name="data")
         tx = optax.chain(fg.training.delay(), mean, ...)
 
-    The costs are gradients that are one step old, and memory for one more float32 gradient. XLA
-    for a CPU has no asynchronous collectives, so there is no gain on a CPU.
+    The gradients are one step old, and the state stores one more float32 gradient. XLA for a CPU
+    has no asynchronous collectives, so there is no gain on a CPU.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` whose state is a `PerWorker`.
 
     Raises:
-      ValueError: while tracing, if `update` gets a `weight`, which belongs to another step.
+      ValueError: while tracing, if `update` gets a `weight`: it belongs to another gradient.
 
     Example:
       >>> tx = fg.training.delay()
@@ -109,20 +109,19 @@ def clip_by_local_norm(max_norm: float) -> optax.GradientTransformation:
     """Transformation: clip the norm of each worker's own gradient at max_norm.
 
     The norm of the mean is then at most `max_norm` too. Put it before `compressed_pmean`, or before
-    a whole optimizer, so that it acts before residuals accumulate. If the gradients of w workers
-    are mostly independent noise, each is up to √w times as long as their mean. To clip as often as
-    `optax.clip_by_global_norm`, multiply its bound by √w.
+    a whole optimizer, so that it clips gradients before the residual is added. If the gradients
+    of w workers are mostly independent noise, the norm of each is about √w times the norm of their
+    mean. Then pass √w times the bound that you would pass to `optax.clip_by_global_norm`.
 
     Args:
-      max_norm: bound of the norm of a worker's gradient, over all leaves, positive.
+      max_norm: largest norm of a worker's gradient, over all leaves, positive.
 
     Returns:
       An `optax.GradientTransformation` without state.
 
     Claims: finite gradients of any size are clipped; non-finite values stay non-finite.
 
-    Differs from the paper: DGC clips each gradient at max_norm / √w, which bounds the sum of
-      independent gradients by max_norm. Pass max_norm / √w for the same effect.
+    Differs from the paper: DGC divides the bound by √w. Pass max_norm / √w for the same effect.
 
     Example:
       >>> clip = fg.training.clip_by_local_norm(1.0)
@@ -139,7 +138,7 @@ def clip_by_local_norm(max_norm: float) -> optax.GradientTransformation:
     ) -> tuple[optax.Updates, Any]:
         del params
         wide = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
-        # A unit in which no square overflows or underflows.
+        # In this unit, no square overflows or underflows.
         unit = _finite.unit_for(_finite.top(wide))
         norm = jnp.sqrt(_finite.square(wide, unit))
         long = norm * unit > max_norm  # False for NaN, which stays NaN
@@ -158,30 +157,31 @@ Mask = PyTree | Callable[[PyTree], PyTree]
 def trainable(
     tx: optax.GradientTransformation, mask: Mask
 ) -> optax.GradientTransformationExtraArgs:
-    """Transformation: apply another one to the trained leaves, and freeze the others.
+    """Transformation: apply a transformation to the trained leaves, and freeze the others.
 
     Use it for fine-tuning with frozen leaves, as in LoRA. The inner transformation does not see
-    frozen leaves, so they take no bytes, no residual and no moments. Put it around the whole chain:
+    frozen leaves, so they need no bytes, residual or moments. Put it around the whole chain:
 
         lora = lambda params: jax.tree_util.tree_map_with_path(
             lambda path, _: "lora" in jax.tree_util.keystr(path), params
         )
         tx = fg.trainable(fg.optimizers.feedback_adam(3e-4, axis_name="data"), lora)
 
-    Put nothing behind it in a chain: a weight decay there would move frozen leaves. Do not mask
-    after the exchange instead, as by `optax.freeze`. Gradients of frozen leaves would be compressed
-    with the others, take most of a top-k, and accumulate in the residual. No error would say so.
+    Put nothing behind it in a chain: a weight decay there would change frozen leaves. Do not use
+    `optax.freeze` after the exchange instead. It raises no error, but the exchange would compress
+    the gradients of frozen leaves too. They could fill a top-k, and they would accumulate in the
+    residual.
 
     Args:
-      tx: any optax transformation; complete, with its learning rate.
+      tx: a whole optax optimizer, with its learning rate.
       mask: as for `optax.masked`: a tree of bools like the parameters, where one bool may stand for
-        a subtree, or a function of the parameters that returns one. True means trained.
+        a subtree, or a function from the parameters to such a tree. True means trained.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` with the state of `tx`. The updates of frozen
       leaves are zeros.
 
-    Wire: that of `tx` for the trained leaves, `fg.wire_bytes(exchange, trained)` with
+    Wire: the bytes of `tx` for the trained leaves, `fg.wire_bytes(exchange, trained)` with
       `trained = jax.tree.map(lambda keep, leaf: leaf if keep else None, mask, params)`.
 
     Claims: updates and states are bit-identical to those of `tx` on a tree of the trained leaves.
@@ -213,7 +213,7 @@ def trainable(
         moves, state = run(_trained(own, updates), state, inside, **extra)
 
         def whole(keep: bool, grad: PyTree, move: PyTree) -> PyTree:
-            # New zeros, because JAX may type the gradient as varying.
+            # Make new zeros, because JAX may type the gradient as varying.
             return move if keep else jax.tree.map(lambda g: jnp.zeros(g.shape, g.dtype), grad)
 
         return jax.tree.map(whole, own, updates, moves), state
@@ -246,7 +246,7 @@ class MultiStepsState(NamedTuple):
 
     Attributes:
       step: number of gradients, int32, equal on all workers.
-      total: mean so far of each worker's own gradients, float32, plus the last rounding error.
+      total: partial mean of each worker's k gradients, plus the last rounding error, float32.
       inner: state of the inner transformation.
     """
 
@@ -256,11 +256,11 @@ class MultiStepsState(NamedTuple):
 
 
 def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientTransformation:
-    """Transformation: apply another one every k steps, to the mean of k gradients.
+    """Transformation: apply a transformation every k steps, to the mean of k gradients.
 
-    Each worker averages k of its own gradients, and only these averages are exchanged. The link is
-    used once in k steps, as for a batch k times as large. The updates of the other steps are zeros.
-    The error of rounding an average to a narrow dtype is added to the next one.
+    Each worker averages k of its own gradients, and the workers exchange only these averages, once
+    in k steps, as for a batch k times as large. The updates of the other steps are zeros. If the
+    gradients have a narrow dtype, the rounding error of an average is added to the next average.
 
         tx = fg.multi_steps(
             optax.chain(fg.compressed_pmean(exchange, memory, axis_name="data"), optax.adamw(3e-4)),
@@ -268,7 +268,7 @@ def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientT
         )
 
     Do not use `optax.MultiSteps` for this. It exchanges in every step and discards most results.
-    Its sum differs between the workers, but is typed as replicated.
+    Its sum of gradients differs between the workers, but JAX types it as replicated.
 
     Args:
       tx: a transformation that contains `compressed_pmean`.
@@ -279,7 +279,7 @@ def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientT
       shards.
 
     Raises:
-      ValueError: while tracing, if `update` gets a `weight`, because each gradient has its own.
+      ValueError: while tracing, if `update` gets a `weight`: each gradient has its own weight.
 
     Example:
       >>> import jax.numpy as jnp, optax
@@ -317,7 +317,7 @@ def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientT
 
         def wait(inner: PyTree) -> Any:
             like, *_ = jax.eval_shape(emit, inner)
-            # Zeros of the same type: a mean over the workers may vary along another axis.
+            # Zeros with the type of `emit`: a mean over the workers may vary along other axes.
             zeros = jax.tree.map(lambda a: _axes.vary_like(jnp.zeros(a.shape, a.dtype), a), like)
             return zeros, total, inner
 
