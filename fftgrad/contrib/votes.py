@@ -75,7 +75,8 @@ class TopVotes(Exchange):
     Wire: one collective, the one with fewer link bytes. A gather has 4 bytes for the header and,
       for each vote, 1.6 bits and the position as in `TopK`. A sum of digits of base 2w + 1, as in
       `QuantizedAllReduce`, has 4 ceil(n/d) + 4 bytes with d = floor(32 / log2(2w + 1)). With 1 %
-      votes on 2^20 values, the sum has fewer link bytes from 223 workers on.
+      votes on 2^20 values, the sum has fewer link bytes from 223 workers on. d is the number of
+      digits in a 32-bit word.
 
     Claims: biased. All workers get the same bits. A worker's error is x_i - v_i - z / w, so the
       mean equals the mean of the sent values. The vote on a value 0 is 0. If a value of any worker
@@ -179,7 +180,7 @@ def _normal(key: jax.Array | None, like: PyTree, scale: float) -> list[jax.Array
     assert key is not None
     own = jax.random.fold_in(key, NOISE)
     # Noise is rounded to multiples of `grid`, and votes are multiples too. So the last bits of the
-    # sum do not reveal a vote, and all programs round the sum alike.
+    # sum do not reveal a vote, and the sum has the same rounding in all programs.
     grid = min(1.0, 2.0 ** (math.floor(math.log2(scale)) - GRID_BITS))
     return [
         grid * jnp.round(scale / grid * jax.random.normal(jax.random.fold_in(own, i), (size,)))
