@@ -84,9 +84,8 @@ def reshard_state(state: PyTree, to: PyTree, *, missing: Missing = "refuse") -> 
 
         r'_j = Σ_i M |I_j ∩ I_i| r_i.
 
-    I_i is interval i of [0, 1] cut into N equal intervals, and I_j is interval j of M. So the mean
-    of the rows stays, and no residual is lost. If N = M, nothing changes. Residuals have the shapes
-    of the parameters, so they also fit another codec, exchange or bucketing.
+    I_i is interval i of N equal intervals of [0, 1], and I_j is interval j of M. The mean of the
+    rows stays, so no residual is lost. Residuals also fit another codec, exchange or bucketing.
 
         state = fg.checkpoint.reshard_state(state, fg.init_state(tx, params, mesh, "data")).state
 
