@@ -232,7 +232,7 @@ def spread(rows: Array, workers: int) -> Array:
 
 
 def join(rows: Array, size: int) -> Array:
-    """Join shards [w, s, ...]: the inverse of `cut`."""
+    """Join shards [w, s, ...] to a vector [size, ...]: the inverse of `cut`."""
     least, longer = divmod(size, len(rows))
     return np.concatenate([row[: least + (i < longer)] for i, row in enumerate(rows)])
 
@@ -279,14 +279,14 @@ def _placed(values: Array | jax.Array, like: Any) -> Any:
 
 
 def _workers_of(leaves: Mapping[str, Leaf]) -> int:
-    """Return the number of workers of a state; 1 if it has no rows of workers."""
+    """Return the number of workers of a state. Without rows of workers, return 1."""
     rows = [(leaf.mark.policy, leaf.shape[0]) for leaf in leaves.values() if leaf.shape]
     known = (n for policy in ("index", "mean", "reset") for own, n in rows if own == policy)
     return next(known, 1)
 
 
 def describe(tree: PyTree) -> dict[str, Leaf]:
-    """Describe the leaves of a tree, by path, in their order."""
+    """Describe the leaves of a tree by path, in tree order."""
     named = {_texts(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
     # An NNX variable is a tree node with the array in a field `value`, which paths leave out.
     leaves = {path[:-1] if path[-1:] == ("value",) else path: leaf for path, leaf in named.items()}

@@ -62,7 +62,6 @@ def _on_devices(x: jax.Array) -> jax.Array:
 
 
 def _is_narrow(dtype: np.dtype[Any]) -> bool:
-    """True if a value has fewer than 8 bits."""
     return dtype == np.bool_ or jax.dtypes.itemsize_bits(dtype) < 8
 
 

@@ -107,7 +107,7 @@ class Autoencoder:
         }
 
     def encode(self, params: PyTree, values: jax.Array) -> jax.Array:
-        """Encode values [..., k], padded with zeros to whole strides."""
+        """Encode values [..., k], padded with zeros to a multiple of `stride`."""
         length = self.code_shape(values.shape[-1])[0] * self.stride
         fill = [(0, 0)] * (values.ndim - 1) + [(0, length - values.shape[-1])]
         filled = jnp.pad(values, fill)[..., None]

@@ -333,7 +333,6 @@ class _Turn:
         return [self.payloads[i].main for i in sorted(keep)]
 
     def broadcast(self, tree: PyTree) -> PyTree:
-        """Broadcast the leader's arrays to all workers."""
         return self.comm.broadcast(tree, self.comm.index == self.leader)
 
     def agree(self, words: jax.Array) -> tuple[list[PyTree], jax.Array]:
@@ -352,7 +351,7 @@ class _Turn:
         return jnp.concatenate(found)
 
     def means(self, *others: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Average the dense parts and other arrays in one all-reduce."""
+        """Average the dense parts and `others` in one all-reduce."""
         means, _ = self.comm.mean([*self.dense, *others])
         return means[: len(self.dense)], means[len(self.dense) :]
 

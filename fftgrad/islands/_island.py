@@ -39,8 +39,9 @@ class Island:
 
         θ̄ ← θ̄ + outer(Σ share · C(θ̄ - θ)),   θ ← mixing · θ + (1 - mixing) · θ̄.
 
-    with share = weight / sum of weights, as in `fg.optimizers.diloco`. If an island crashes, the
-    others wait for it in one round, until the deadline. It can rejoin under its name.
+    The shares of the contributions are their weights divided by the sum of all weights. This is the
+    algorithm of `fg.optimizers.diloco`. If an island crashes, the others wait for it in one round,
+    until the deadline. The crashed island can rejoin under its name.
 
         with fg.islands.Island("s3://bucket/run", "site-1", params, overlap_steps=5) as island:
             params = island.params
@@ -62,8 +63,8 @@ class Island:
       outer: a function from `settings.rate` to the optimizer of the common parameters, the same on
         all islands. With a sparse codec and error feedback, `fg.islands.nesterov` diverged.
       memory: error feedback, which keeps the unsent part of a change.
-      overlap_steps: τ < H, minimum number of inner steps from a contribution to the new θ̄.
-      mixing: α in [0, 1), the share of θ in the island's parameters after a round.
+      overlap_steps: minimum number of inner steps from a contribution to the new θ̄, below H.
+      mixing: the share of the island's own θ in its parameters after a round, in [0, 1).
       residual: `island.residual` of an earlier start under this name. If a contribution after this
         residual has counted, the island leaves the residual out and warns.
 
@@ -79,7 +80,7 @@ class Island:
       the next anchor. If the memory has decay 1, then for each island, counted changes + residual =
       contributed changes, up to float32 rounding and refused contributions, which are lost. Late
       contributions return to the residual. If an island crashes without a checkpoint, its residual
-      is lost. After a crash at any instant, the store has the old round or the new one.
+      is lost. After a crash at any instant, the round is either open or closed.
 
     Raises:
       ValueError: if the run has another model, format or outer optimizer, or other settings.
@@ -171,7 +172,7 @@ class Island:
         return self._rejoin(params) if is_due and self._is_done(self._patience()) else params
 
     def _is_done(self, seconds: float) -> bool:
-        """Wait for the thread of the first process; return True on all if this thread is idle."""
+        """Wait at most this many seconds for the thread; return True on all processes if idle."""
         return _first_says(lambda: self._courier is None or self._courier.wait(seconds))
 
     def _patience(self) -> float:
@@ -292,7 +293,7 @@ NO, YES, FAILED = range(3)
 
 
 def _first_says(ask: Callable[[], bool]) -> bool:
-    """Call `ask` on the first process, the only one with a store; return its answer on all.
+    """Return the answer of `ask` on all processes. Only the first process, with the store, asks.
 
     If `ask` fails, all processes raise an error.
     """
@@ -361,7 +362,6 @@ class Courier:
         return done
 
     def close(self) -> None:
-        """End the thread, even during a wait."""
         self._closing.set()
         self._jobs.put(None)
         self._thread.join()

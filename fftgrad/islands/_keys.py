@@ -71,5 +71,4 @@ def claims(name: str) -> str:
 
 
 def claim(who: Who) -> str:
-    """Return the key that a start creates to claim its name."""
     return f"{claims(who.island)}{who.incarnation:06}"

@@ -169,11 +169,10 @@ class Programs:
 
     @functools.cached_property
     def _of_parts(self) -> list[tuple[Codec, Like]]:
-        """Codec and shape of each part, in the order of the payloads."""
+        """Codec and shape of each part, in payload order."""
         return [pair for codec in self._buckets for pair in codec.pairs]
 
     def init(self) -> Any:
-        """Return the state of the codecs before the first round."""
         with on_host():
             return [codec.init() for codec in self._buckets]
 

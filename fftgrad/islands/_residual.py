@@ -228,7 +228,6 @@ class Ledger:
         self._book = self._book._replace(kept=kept, last=number - 1)
 
     def hand_in(self, pending: Pending, change: Change) -> None:
-        """Record the pending contribution and its change."""
         book = self._book
         self._book = book._replace(pending=pending, taken=change, last=pending.round)
 
@@ -251,7 +250,7 @@ class Ledger:
         return programs.to_bytes(payloads), Pending(number, sent, kept, states)
 
     def refuse(self, change: Change, number: int, reason: str) -> None:
-        """Drop a change that all islands would refuse."""
+        """Record a change that all islands would refuse, and drop it."""
         self._book = self._book._replace(taken=change)
         self._close(Outcome(number, False, reason=reason), self._book.kept, self._book.states)
 

@@ -203,7 +203,7 @@ class FolderStore:
             (self._root / key).unlink(missing_ok=True)
 
     def _make(self, folder: pathlib.Path) -> None:
-        """Create a folder. If the root of the store is missing, its disk may be unmounted: fail."""
+        """Create a folder. Fail if the root of the store is missing: its disk may be unmounted."""
         if folder.is_dir():
             return
         if folder == self._root:

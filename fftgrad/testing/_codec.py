@@ -109,7 +109,6 @@ def check_codec(
 
 
 def _compiled(codec: Codec, n: int) -> Callable[..., Trip]:
-    """Compile one step for a vector of length n."""
     like = _like(n)
 
     def trip(x: jax.Array, state: PyTree, number: jax.Array) -> Trip:

@@ -47,7 +47,7 @@ def check_exchange(
     "bytes" (the compiled program sends `wire_bytes`), "vmap" (vmap and shard_map agree), "finite"
     (the result is finite for zeros, huge and tiny values), "fidelity" (the mean is within
     `max_error` of the mean of x, with a positive inner product), and "not hidden" (for a NaN of one
-    worker, all workers get a mean that is not finite). Laws on values hold in the first eight steps.
+    worker, all workers get a mean that is not finite). Laws on values are checked in eight steps.
 
     Args:
       exchange: an exchange for the workers of the mesh.

@@ -97,7 +97,6 @@ class Laws:
         self.near("vmap", "vmap must be a loop", found, each, where, remedy)
 
     def finite(self, tree: PyTree, where: str, remedy: str) -> None:
-        """Law: finite values stay finite."""
         rule, got = "finite values must stay finite", f"a non-finite value {where}"
         self.need(all_finite(tree), "finite", rule, got, remedy)
 
@@ -178,7 +177,6 @@ def tree_of(like: PyTree, seed: int = 0) -> PyTree:
 
 
 def stack(trees: Sequence[PyTree]) -> PyTree:
-    """Stack trees along a new first axis."""
     return jax.tree.map(lambda *rows: np.stack(rows), *trees)
 
 
