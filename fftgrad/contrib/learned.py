@@ -64,7 +64,7 @@ class LearnedCodesState(NamedTuple):
 
 @value
 class LearnedCodes(Exchange):
-    """Exchange: workers send values at a leader's positions, encoded by a learned autoencoder.
+    """Exchange: values at a leader's positions, encoded by an autoencoder that learns in training.
 
     At step t, worker t mod w is the leader L and chooses the positions of its largest values, as in
     `LeaderTopK`. Before step `until`, all workers gather their exact values at these positions, and
@@ -72,11 +72,11 @@ class LearnedCodes(Exchange):
     send codes. With u_i the values of worker i, divided by their root mean square, u_i becomes
 
         "leader":      D(E(u_L)) + b J_i,  J_i the largest of u_i - D(E(u_L)), sent by each worker,
-        "all_reduce":  D(Σ_i g_i E(u_i) / Σ_i g_i), with the sum by an all-reduce.
+        "all_reduce":  D(Σ_i g_i E(u_i) / Σ_i g_i), with the sum by an all-reduce,
 
-    b is a parameter of D. Worker i multiplies this result by a scale g_i >= 0, which minimizes the
-    error of its own code. If g_i is 0, the values stay in the residual. Half of the autoencoder's
-    loss is the decoding error, and half is the variance of the workers' codes.
+    where b is a parameter of D. All workers multiply the result for u_i by a scale g_i >= 0, which
+    minimizes the error of worker i's own code. If g_i is 0, nothing is sent. Half of the
+    autoencoder's loss is the decoding error, and half is the variance of the workers' codes.
 
     Args:
       codec: a selector of a fixed number of values, such as `TopK`. Or a rule from a part's name

@@ -56,10 +56,10 @@ class TopVotes(Exchange):
 
         v_i = sign(x_i) on S_i,  0 elsewhere,      mean = (Σ_i v_i + z) / w,   z ~ N(0, sigma² I).
 
-    With `clip`, votes on S_i are random: 1 with probability 1/2 + x / 2b, else -1, where b is the
-    smaller of `clip` and the largest |x_i|. If one worker had another gradient, the sum would
-    change by at most 2√k in L2 norm. So the noise bounds the information about one worker, as
-    `epsilon` computes. `scale_by_datalens` applies the paper's threshold.
+    With `clip`, votes on S_i are random: for a value x, 1 with probability 1/2 + x / 2b, else -1,
+    where b is the smaller of `clip` and the largest |x_i|. If the gradient of one worker changes,
+    the L2 norm of the change of Σ_i v_i is at most 2√k. So the noise bounds the information about
+    one worker: see `epsilon`. `scale_by_datalens` applies the paper's threshold.
 
     All workers draw the same noise from `step.shared`. The noise protects the mean and the trained
     model only if the key of `compressed_pmean` is secret, unlike the default key 0. Workers are not
@@ -223,8 +223,8 @@ def scale_by_datalens(
         f = Σ_i v_i + N(0, sigma²),    update = alpha · (1 if f > beta w, -1 if f < -beta w, else 0)
 
     The v_i are the votes of `TopVotes`, from w workers. This is the paper's TopAgg. `epsilon`
-    bounds the information about one worker's gradients in the updates and the trained model.
-    docs/privacy.md lists who is protected.
+    bounds the information about one worker's gradients in the updates and the trained model. See
+    docs/privacy.md for the parties that are protected.
 
     Args:
       votes: the exchange, with the number of votes and the noise.

@@ -49,9 +49,9 @@ class Island:
                 params, state, loss = train(params, state, batch)
                 params = island.step(params, weight=batch.size, loss=loss)
 
-    A background thread contributes and decodes while the next steps run. A step waits for it if
-    `overlap_steps` is 0 and the step contributes, or if the round takes over 3 times the deadline.
-    The wait is at most 1.25 times the deadline. Then the island continues alone.
+    A background thread sends, reads and decodes contributions while the next steps run. A step
+    waits for this thread if `overlap_steps` is 0 and the step contributes, or if a round takes over
+    3 times the deadline. After at most 1.25 times the deadline, the island continues alone.
 
     Args:
       store: a URL, as for `open_store`, or the store that `open_store` returns.
@@ -74,13 +74,13 @@ class Island:
       header of about 200 bytes. In each round, an island writes its own contribution and reads the
       contributions of the others.
 
-    Claims: θ̄ has the same bits on all islands, which decode the contributions in the order of the
-      manifest, by the same program on one CPU device. The bits depend on jaxlib and the instruction
-      set. A digest in each contribution detects an island with other bits. This island then loads
-      the next anchor. If the memory has decay 1, then for each island, counted changes + residual =
-      contributed changes, up to float32 rounding and refused contributions, which are lost. Late
-      contributions return to the residual. If an island crashes without a checkpoint, its residual
-      is lost. After a crash at any instant, the round is either open or closed.
+    Claims: θ̄ has the same bits on all islands, because each island adds the contributions in the
+      order of the manifest, by the same program on one CPU device. The bits depend on jaxlib and
+      the instruction set. A digest in each contribution detects an island with other bits, which
+      must load the next anchor. If the memory has decay 1, then for each island, counted changes +
+      residual = contributed changes, up to float32 rounding. Late contributions return to the
+      residual. Refused contributions are lost. If an island crashes without a checkpoint, its
+      residual is lost too. After a crash at any instant, the round is either open or closed.
 
     Raises:
       ValueError: if the run has another model, format or outer optimizer, or other settings.
@@ -262,8 +262,8 @@ class Island:
         """Wait for open rounds, each at most 1.25 times the deadline; return the common parameters.
 
         Args:
-          params: the parameters after the last step, to contribute the last change. None, or a
-            contribution still in flight after the wait, leaves this change out.
+          params: the parameters after the last step. With them, the island contributes its last
+            change, unless an earlier contribution is still in flight after the wait.
         """
         if params is not None and self._sent is not None and self._is_done(self._longest()):
             params = self._rejoin(params)

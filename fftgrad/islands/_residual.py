@@ -21,8 +21,8 @@ class Residual(NamedTuple):
     """Unsent changes of an island, as arrays for any checkpoint.
 
     Attributes:
-      after: the residual if the last contribution counts: float32 arrays by path.
-      before: the residual if the last contribution is refused.
+      after: the residual if the last contribution counts; float32 arrays by path.
+      before: the residual if the last contribution is refused; float32 arrays by path.
       sent: the last contribution, decoded, which returns to the residual if it comes late. Zeros
         after the end of the round.
       round: round of the last contribution; without one, the round before the island's start.
@@ -220,7 +220,7 @@ class Ledger:
         )
 
     def begin(self, number: int, tree: Tree | None) -> None:
-        """Start with a residual, or an empty one for None, when round `number` is open."""
+        """Start when round `number` is open, with a residual, or with zeros for None."""
         kept = self._book.kept
         if tree is not None:
             dtype = jax.tree.leaves(kept.residual)[0].dtype

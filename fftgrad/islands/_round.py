@@ -44,7 +44,7 @@ class Anchor(NamedTuple):
     round: int  # the open round
     params: Tree
     outer: PyTree  # the state of the outer optimizer
-    expected: tuple[str, ...] | None  # islands to wait for; None for any `settings.islands`
+    expected: tuple[str, ...] | None  # names to wait for; None: any `settings.islands` islands
     digest: str  # digest of the other fields
 
     def to_bytes(self) -> bytes:
@@ -199,7 +199,7 @@ class Gathering:
 
     anchor: Anchor
     settings: Settings
-    named: Collection[Who] | None = None  # islands in the last manifest, if obeyed
+    named: Collection[Who] | None = None  # in the previous manifest; None if not obeyed here
     found: dict[Who, bytes] = dataclasses.field(default_factory=dict)
     handed: float = 0.0  # time of this island's contribution
     trained: float = 0.0  # seconds that this island's inner steps took
@@ -260,7 +260,7 @@ def manifest_of(
     late: Iterable[str] = (),
     alone: bool = False,
 ) -> Manifest | None:
-    """Make the manifest from the contributions that this island has seen; None if it may not.
+    """Make the manifest of a round, or return None if this island may not write the manifest.
 
     If more contributions have another anchor, an island with that anchor must write the manifest.
     If none does in time, the caller passes `alone=True`, and this island writes the manifest. A
