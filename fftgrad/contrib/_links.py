@@ -4,8 +4,8 @@ Worker i sends C(x_i - copy_i) to its neighbors, with copy_i the copy of x_i tha
 and worker i add this difference to the copy. For any number of neighbors, worker i stores three
 vectors: copy_i, its pull Σ_j (copy_j - copy_i) over the neighbors j, and the rounding error of the
 pull. With the rounding errors, the pulls of all workers sum to zero. Without them, `beer` would
-drift from the optimum, because it accumulates pulls. For unequal weights, the terms of the pull are
-multiplied by W_ij / max W.
+drift from the optimum, because it accumulates pulls. For unequal weights, each term of the pull is
+multiplied by W_ij over the largest weight of any neighbor.
 """
 
 import dataclasses
@@ -262,7 +262,7 @@ def _add(
         payloads, finite, _ = _wire.unpack(words, like)
         vectors = _settled(codec.decompress(payloads, step), finite)
         said = optax.tree.where(is_own, vectors, sums.said)
-        # Two neighbors compute the same difference with opposite signs, so both terms sum to 0.
+        # Two neighbors compute this difference with opposite signs, so their terms sum to zero.
         draws = tuple(theirs - own for theirs, own in zip(vectors, said, strict=True))
         if not equal:
             draws = _settled(tuple(share * draw for draw in draws), share >= 0)

@@ -1,7 +1,7 @@
 """Gossip: workers average with their neighbors on a graph instead of with all workers.
 
-A graph is a symmetric matrix of weights W [workers, workers], with rows and columns that sum to 1.
-In an average with γ = 1, worker i moves towards worker j by the share W_ij of their difference.
+A graph is a symmetric matrix W [workers, workers] of weights >= 0, with rows that sum to 1. In an
+average with γ = 1, worker i moves towards worker j by the share W_ij of their difference.
 """
 
 from typing import Any, NamedTuple
@@ -71,8 +71,8 @@ def torus(rows: int, columns: int) -> Weights:
 def largest_gamma(weights: npt.ArrayLike) -> float:
     """Function: compute the largest γ for which an average does not overshoot.
 
-    It is min(1, 1 / (1 - λ)), with λ the smallest eigenvalue of the weights. An average multiplies
-    differences between workers by factors >= 1 - γ (1 - λ), which is negative for a larger γ.
+    This γ is min(1, 1 / (1 - λ)), with λ the smallest eigenvalue of the weights. An average scales
+    differences between workers by factors >= 1 - γ (1 - λ). A larger γ could change their sign.
 
     Args:
       weights: the matrix of a graph.
@@ -129,8 +129,8 @@ def choco_sgd(
 
     The parameters *differ between the workers*: under `jax.shard_map` they have a leading axis of
     workers, as with `diloco`. All workers must start from the same parameters. Evaluate and save
-    the mean over the workers. If the workers' data differ, a constant learning rate does not reach
-    the optimum; `beer` does.
+    the mean over the workers. If the workers' data differ, training with a constant learning rate
+    does not reach the optimum. With `beer`, it does.
 
     Args:
       inner: the optimizer of each worker, with a learning rate, such as
