@@ -1,7 +1,7 @@
 """Checkpoints through Orbax, and resharding of states for another number of workers.
 
-Saving needs the extra `pip install -e ".[checkpoint]"`. The core does not import this room, which
-`fg.checkpoint` loads on first access. This room may import the core.
+`save` and `restore` need the extra `pip install -e ".[checkpoint]"`. `fg.checkpoint` is loaded on
+first access. This package may import the core, and the core does not import this package.
 """
 
 from fftgrad.checkpoint._reshard import Resharded, reshard_state

@@ -21,11 +21,11 @@ Missing = Literal["refuse", "zero"]
 Policy = Literal["keep", "mean", "cut", "reset", "index"]
 """Rule for a leaf if the number of workers changes.
 
-keep   a leaf that is equal on all workers is kept
-mean   rows of workers are redistributed so that their mean stays
-cut    shards of workers are joined and cut again
-reset  the leaf starts fresh, because another number of workers cannot use the old one
-index  the worker's index, whose length is the number of workers, starts fresh
+keep   leaf that is equal on all workers: keep
+mean   a row for each worker: redistribute the rows, with the same mean
+cut    a shard for each worker: join the shards, and cut them into the new number
+reset  state that fits one number of workers only: use the fresh leaf
+index  numbers of the workers: use the fresh leaf
 """
 
 
@@ -36,21 +36,21 @@ COUNTS = "step", "skipped", "overflow"
 
 
 class Mark(NamedTuple):
-    """The rule for a leaf that follows from its path."""
+    """Rule for a leaf, derived from its path."""
 
     policy: Policy
-    learned: bool = False  # may start fresh without a warning
-    size: int = 0  # number of values of the part, if the leaf has shards
+    learned: bool = False  # True if the leaf may start fresh without a warning
+    size: int = 0  # number of values of the whole part, if the leaf has shards of it
     pieces: int = 0  # number of shards of each part
 
 
 class Leaf(NamedTuple):
-    """A leaf of a state."""
+    """Description of a leaf of a state."""
 
     mark: Mark
-    shape: tuple[int, ...]  # with all rows
+    shape: tuple[int, ...]  # includes the rows of all workers
     dtype: str
-    # returns the values with a sharding, or on the host for None; for PRNG keys, their data
+    # reads the values into a sharding, or to the host for None; reads the data of PRNG keys
     read: Callable[[jax.sharding.Sharding | None], Array | jax.Array]
 
     @property
@@ -66,9 +66,9 @@ class Resharded(NamedTuple):
 
     Attributes:
       state: the state for the new number of workers.
-      workers: the numbers of workers before and after.
-      anew: names of the leaves that start fresh.
-      left: names of the leaves of the old state that the new one lacks.
+      workers: the old and the new number of workers.
+      anew: names of the leaves that start fresh, with the values of `to`.
+      left: names of the leaves of the old state that `to` lacks. They are dropped.
     """
 
     state: Any
@@ -80,12 +80,12 @@ class Resharded(NamedTuple):
 def reshard_state(state: PyTree, to: PyTree, *, missing: Missing = "refuse") -> Resharded:
     """Function: convert a state for another number of workers or another method.
 
-    For N old and M new workers, divide [0, 1] into N and into M equal intervals. The new rows are
+    State for each of N old workers is a row r_i, and becomes rows r'_j of M new workers:
 
-        r'_j = Σ_i M |I_j ∩ I_i| r_i,
+        r'_j = Σ_i M |I_j ∩ I_i| r_i.
 
-    which have the mean of the old rows. So no residual is lost, and N to N is the identity. A
-    residual belongs to parameters, so it also fits another codec, exchange or bucketing.
+    I_i is interval i of N equal intervals of [0, 1], and I_j is interval j of M. The mean of the
+    rows stays, so no residual is lost. Residuals also fit another codec, exchange or bucketing.
 
         state = fg.checkpoint.reshard_state(state, fg.init_state(tx, params, mesh, "data")).state
 
@@ -96,22 +96,22 @@ def reshard_state(state: PyTree, to: PyTree, *, missing: Missing = "refuse") -> 
     | rows that you wrap in `fg.exchanges.PerWorker`, as parameters under `diloco` | the same |
     | the groups' residuals in `Hierarchical` | joined, redistributed over the groups, cut again |
     | counters, flags | row j is a copy of r_i, for the first I_i that overlaps I_j |
-    | typed PRNG keys | the same, folded with the worker's number |
+    | typed PRNG keys | copies like counters, folded with j |
     | learned state of a codec, such as a threshold | redistributed by the equation |
     | learned state of a shard's codec, in `TwoStage` and `Hierarchical` | fresh |
 
     Replicated state is kept. Learned state of an exchange, such as PowerSGD's factors, starts fresh
-    if its shape no longer fits. The host converts one leaf at a time.
+    if its shape does not fit. The host converts one leaf at a time.
 
     Args:
       state: any tree that contains a state of `fg.init_state`, on devices of this process. With
-        several processes, save and restore it instead.
+        several processes, use `save` and `restore` instead.
       to: a fresh tree with the structure, shapes, dtypes and shardings of the result.
-      missing: "refuse" raises an error if leaves are missing, left over or of another shape.
-        "zero" warns, keeps the fresh leaves, and drops the leaves that `to` lacks.
+      missing: "refuse" raises an error if a leaf is missing, left over or of another shape. "zero"
+        warns, uses the fresh leaf of `to`, and drops leaves that `to` lacks.
 
-    Claims: the mean of the residuals is kept up to one rounding of each value. If M is a multiple
-      of N, each new row is an exact copy of an old one.
+    Claims: the mean of the residuals stays, up to one rounding of each value. If M is a multiple of
+      N, each new row is an exact copy of an old row.
 
     Raises:
       ValueError: with "refuse", if a leaf is missing, left over or of another shape.
@@ -132,7 +132,7 @@ def reshard_state(state: PyTree, to: PyTree, *, missing: Missing = "refuse") -> 
 
 
 def lay_out(old: Mapping[str, Leaf], into: PyTree, missing: Missing, owner: str) -> Resharded:
-    """Fill a tree like `into` with the leaves of an old state."""
+    """Return a tree like `into` with the leaves of an old state."""
     check_choice(f"{owner}(missing)", missing, get_args(Missing))
     new = describe(into)
     workers = _workers_of(old), _workers_of(new)
@@ -142,7 +142,7 @@ def lay_out(old: Mapping[str, Leaf], into: PyTree, missing: Missing, owner: str)
     unlike = [
         f"{n} must be {new[n]}, got {old.get(n, 'nothing')}"
         for n in anew
-        # An exchange with a residual of its shards may start without one.
+        # A fresh leaf with rule "cut" may start at zero, without an old leaf of this name.
         if not new[n].mark.learned and (n in old or new[n].mark.policy in ("keep", "mean"))
     ]
     unlike += [f"{n} has no place" for n in left if not old[n].mark.learned]
@@ -155,7 +155,7 @@ def lay_out(old: Mapping[str, Leaf], into: PyTree, missing: Missing, owner: str)
 
     def placed(name: str, like: Any) -> Any:
         carry = carriers.get(name)
-        # NumPy has no dtype for PRNG keys, so an array of no keys stays the fresh one.
+        # NumPy has no dtype for PRNG keys, so an empty array of keys comes from `into`.
         no_keys = new[name].is_key and not math.prod(new[name].shape)
         return like if carry is None or no_keys else _placed(carry(_sharding(like)), like)
 
@@ -185,7 +185,7 @@ def _carried(old: Leaf, new: Leaf, before: int, after: int) -> Callable[[Any], A
 
 
 def _of_each(leaf: Leaf, workers: int) -> Array:
-    """Return the rows of the workers, [N, m, ...], for m shards of model axes."""
+    """Return the rows of the workers, [N, m, ...], with m shards over other mesh axes."""
     rows = np.asarray(leaf.read(None))
     return rows.reshape(workers, len(rows) // workers, *rows.shape[1:])
 
@@ -212,9 +212,9 @@ def _cut_again(old: Leaf, pieces: int, before: int, after: int) -> Array:
 
 
 def spread(rows: Array, workers: int) -> Array:
-    """Redistribute rows [N, ...] as [M, ...] by the equation of `reshard_state`.
+    """Redistribute rows [N, ...] to M workers, [M, ...], by the equation of `reshard_state`.
 
-    For integers and flags, new row j is a copy of r_i, for the first I_i that overlaps I_j.
+    For integers and flags, row j is a copy of r_i, for the first I_i that overlaps I_j.
     """
     before = len(rows)
     if not jnp.issubdtype(rows.dtype, jnp.inexact):
@@ -226,21 +226,21 @@ def spread(rows: Array, workers: int) -> Array:
     for number, shares in enumerate(np.maximum(common, 0) / before):
         met = np.flatnonzero(shares)
         total = sum(shares[k] * rows[k].astype(wide) for k in met)
-        # One old row keeps its bits.
+        # If I_j overlaps one I_i only, copy the row exactly.
         out[number] = rows[met[0]] if len(met) == 1 else np.asarray(total).astype(rows.dtype)
     return out
 
 
 def join(rows: Array, size: int) -> Array:
-    """Join shards [w, s, ...]: the inverse of `cut`."""
+    """Join shards [w, s, ...] to a vector [size, ...]: the inverse of `cut`."""
     least, longer = divmod(size, len(rows))
     return np.concatenate([row[: least + (i < longer)] for i, row in enumerate(rows)])
 
 
 def cut(joined: Array, shards: int) -> Array:
-    """Cut a vector [n, ...] into shards [w, ceil(n / w), ...], with the padding of the exchanges.
+    """Cut a vector [n, ...] into shards [w, ceil(n / w), ...], padded as in the exchanges.
 
-    The padding is the last value of a shard, or zero if the shard is empty.
+    The padding repeats the last value of a shard, or is zero if the shard is empty.
     """
     size = -(-len(joined) // shards)
 
@@ -252,7 +252,7 @@ def cut(joined: Array, shards: int) -> Array:
 
 
 def _sharding(like: Any) -> jax.sharding.Sharding | None:
-    """Return the sharding of a fresh leaf; None if JAX may choose."""
+    """Return the sharding of a fresh leaf; None if JAX may choose one."""
     if (isinstance(like, jax.Array) and not like.committed) or not hasattr(like, "dtype"):
         return None
     if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
@@ -279,16 +279,16 @@ def _placed(values: Array | jax.Array, like: Any) -> Any:
 
 
 def _workers_of(leaves: Mapping[str, Leaf]) -> int:
-    """Return the number of workers of a state; 1 if it has no rows of workers."""
+    """Return the number of workers of a state. Without rows of workers, return 1."""
     rows = [(leaf.mark.policy, leaf.shape[0]) for leaf in leaves.values() if leaf.shape]
     known = (n for policy in ("index", "mean", "reset") for own, n in rows if own == policy)
     return next(known, 1)
 
 
 def describe(tree: PyTree) -> dict[str, Leaf]:
-    """Describe the leaves of a tree, by path, in their order."""
+    """Describe the leaves of a tree by path, in tree order."""
     named = {_texts(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
-    # A variable of NNX is a node of its own, with its array in a field `value`.
+    # An NNX variable is a tree node with the array in a field `value`, which paths leave out.
     leaves = {path[:-1] if path[-1:] == ("value",) else path: leaf for path, leaf in named.items()}
     ours = {path[:-1] for path in leaves if all((*path[:-1], name) in leaves for name in COUNTS)}
     out: dict[str, Leaf] = {}
@@ -301,20 +301,20 @@ def describe(tree: PyTree) -> dict[str, Leaf]:
 
 
 def _texts(path: tuple[Any, ...]) -> Path:
-    """Write a path with one notation for keys, positions and fields of any container."""
+    """Write a path as texts. Keys, positions and fields of all containers look the same."""
     texts = (jax.tree_util.keystr((key,), simple=True) for key in path)
     return tuple(quote(text, safe=" ").replace(".", "%2E") for text in texts)
 
 
 def _mark(path: Path, leaves: Mapping[Path, Any], ours: Collection[Path]) -> Mark:
-    """Return the rule for a leaf by the names of the fields around it.
+    """Return the rule for a leaf from the names in its path.
 
-    A framework that stores named tuples as dicts keeps these names. `ours` are the paths of the
-    states of `compressed_pmean`, known by their counters.
+    The names stay if a framework stores named tuples as dicts. `ours` are the paths of the states
+    of `compressed_pmean`, which `describe` finds by their counters.
     """
     states = (i for i in range(len(path)) if path[:i] in ours)
     start = next(states, len(path))
-    # An exchange's state contains no unsent values, except in `cut_rows`.
+    # The state of an exchange contains no unsent values, except in `cut_rows`.
     learned = path[start : start + 1] == ("exchange",)
     if ROWS not in path:
         return Mark("keep", learned)
@@ -337,7 +337,7 @@ def _mark(path: Path, leaves: Mapping[Path, Any], ours: Collection[Path]) -> Mar
 
 
 def _values(leaf: Any) -> Array | None:
-    """Return the local rows of an array whose rows are equal; None for a shape without values."""
+    """Return local rows of an array with equal rows; None if the leaf has a shape but no values."""
     if isinstance(leaf, jax.Array):
         leaf = leaf.addressable_shards[0].data
     return np.asarray(leaf) if isinstance(leaf, np.ndarray | jax.Array) else None

@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     import orbax.checkpoint as ocp
 
 FORMAT = 2
-"""Version of the metadata in `about`. Raise it with each change of their meaning."""
+"""Version of the metadata in `about`. Raise the version if their meaning changes."""
 
 ARRAYS, ABOUT = "arrays", "about"
 
 
 def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: int = 2) -> None:
-    """Function: save a tree of arrays as a checkpoint that `restore` reads back bit by bit.
+    """Function: save a tree of arrays as a checkpoint, from which `restore` reads the same bits.
 
         checkpoint.save("runs/lm", step, {"params": params, "state": state})
 
-    Besides parameters and state, save your PRNG keys and the position in the data. Orbax writes
-    from all processes, which need a common file system. The checkpoint has a temporary name until
-    it is complete. A killed process or a full disk leaves earlier checkpoints intact.
+    Also save your PRNG keys and the position in the data. Orbax writes from all processes, which
+    need a common file system. Until a checkpoint is complete, it has a temporary name. So a killed
+    process or a full disk leaves earlier checkpoints intact.
 
     Args:
       directory: a folder of a mounted file system, not a URL. `~` is the home folder.
-      step: the number of the checkpoint, larger than all in the folder.
+      step: the number of the checkpoint, larger than all numbers in the folder.
       tree: any pytree of arrays, typed PRNG keys and numbers.
-      keep: number of newest checkpoints to keep, at least 2, in case the newest is damaged.
+      keep: number of checkpoints to keep, at least 2, because the newest may become damaged.
 
     Raises:
       TypeError: if Orbax cannot store a leaf, such as uint4, text or an int of more than 64 bits.
@@ -97,9 +97,9 @@ class Restored(NamedTuple):
     Attributes:
       tree: the restored tree, with the shardings of `like`.
       step: the number of the checkpoint.
-      workers: the numbers of workers at the save and now.
-      anew: names of the leaves that start with the values of `like`.
-      left: names of the leaves of the checkpoint that `like` lacks.
+      workers: the numbers of workers in the checkpoint and in `like`.
+      anew: names of the leaves that start fresh, with the values of `like`.
+      left: names of the leaves of the checkpoint that `like` lacks. They are dropped.
     """
 
     tree: Any
@@ -110,7 +110,7 @@ class Restored(NamedTuple):
 
 
 class DamagedError(Exception):
-    """A checkpoint that cannot be read, or that differs from the saved one."""
+    """Raised for a checkpoint that cannot be read or differs from the saved data."""
 
 
 def restore(
@@ -125,22 +125,22 @@ def restore(
         fresh = {"params": params, "state": fg.init_state(tx, params, mesh, "data")}
         tree, step, *_ = checkpoint.restore("runs/lm", fresh)
 
-    With the same number of workers, all bits equal the saved ones. For another number of workers or
-    another method, the rules of `reshard_state` redistribute the residuals. Leaves match by path,
+    With the same number of workers, the result has the saved bits. For another number of workers or
+    another method, `restore` converts the state as `reshard_state` does. It finds leaves by path,
     so containers may differ.
 
-    Each array is compared with its saved checksum. If a checkpoint is damaged, `restore` warns and
-    takes the one before.
+    A checksum of each array detects damage. If a checkpoint is damaged, `restore` warns and reads
+    the checkpoint before it.
 
     Args:
       directory: the folder that `save` wrote to. `~` is the home folder.
       like: a fresh tree with the structure, shapes, dtypes and shardings of the result.
-      step: the number of a checkpoint; the newest intact one by default.
-      missing: "refuse" raises an error if leaves are missing, left over or of another shape.
-        "zero" warns, keeps the fresh leaves, and drops the leaves that `like` lacks.
+      step: the number of a checkpoint. By default, the newest intact checkpoint.
+      missing: "refuse" raises an error if a leaf is missing, left over or of another shape. "zero"
+        warns, uses the fresh leaf of `like`, and drops leaves that `like` lacks.
 
     Raises:
-      FileNotFoundError: if the folder has no intact checkpoint, or none of this step.
+      FileNotFoundError: if the folder has no intact checkpoint, or no intact one of `step`.
       ValueError: with "refuse", if a leaf is missing, left over, or of another shape.
 
     Example:
@@ -213,7 +213,7 @@ def _read(manager: Any, step: int, like: PyTree, missing: Missing) -> _reshard.R
 
 
 def _agreed(read: Callable[[], Any]) -> Any:
-    """Read on all processes; raise `DamagedError` on all if one of them fails."""
+    """Read on all processes. If one process fails, raise `DamagedError` on all processes."""
     value, problem = None, ""
     try:
         value = read()
@@ -229,7 +229,7 @@ def _agreed(read: Callable[[], Any]) -> Any:
 
 
 def orbax() -> Any:
-    """Import Orbax, which resharding does not need."""
+    """Import Orbax when it is needed. `reshard_state` works without it."""
     try:
         import orbax.checkpoint as ocp
     except ImportError as error:
@@ -238,7 +238,7 @@ def orbax() -> Any:
 
 
 def stores(dtype: np.dtype[Any]) -> bool:
-    """True if Orbax, which writes by TensorStore, can store an array of this dtype."""
+    """True if Orbax can store this dtype. Orbax writes through TensorStore."""
     orbax()
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):  # saved as the data of the keys
         return True
@@ -252,10 +252,10 @@ def stores(dtype: np.dtype[Any]) -> bool:
 
 
 def opened(directory: pathlib.Path, keep: int | None = None) -> "ocp.CheckpointManager":
-    """Open Orbax's manager of a folder; without `keep`, only for reading.
+    """Open Orbax's manager of a folder. Pass `keep` to write checkpoints.
 
-    Orbax writes a step under a temporary name and then renames it. Its option `read_only` is off,
-    because it warns at every start.
+    Orbax writes a step under a temporary name, and renames the step when it is complete. Readers do
+    not set the option `read_only`, because Orbax then warns at every start.
     """
     ocp = orbax()
     options = ocp.CheckpointManagerOptions(
@@ -267,6 +267,6 @@ def opened(directory: pathlib.Path, keep: int | None = None) -> "ocp.CheckpointM
 
 
 def signed(leaves: dict[str, Any]) -> dict[str, Any]:
-    """Return the metadata of the leaves with a checksum."""
+    """Add a format and a checksum to the metadata of the leaves."""
     text = json.dumps(leaves, sort_keys=True)
     return {"format": FORMAT, "leaves": leaves, "sum": zlib.crc32(text.encode())}

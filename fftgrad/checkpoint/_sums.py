@@ -1,4 +1,4 @@
-"""Checksums of arrays, which compare copies on devices and verify restored arrays."""
+"""Checksums of arrays, to compare copies on devices and to verify restored arrays."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -19,10 +19,10 @@ fg.local_state."""
 
 
 def total(leaf: Any) -> int:
-    """Return the checksum of an array, uint32: the sum of its words, each hashed with its place.
+    """Return the checksum of an array: the uint32 sum of its words, each hashed with its position.
 
-    Orbax does not detect a flipped bit. Two different arrays have the same checksum with
-    probability 2^-32. The checksum does not depend on the sharding.
+    The checksum detects flipped bits, which Orbax does not. Two different arrays have the same
+    checksum with probability 2^-32. The sharding does not change the checksum.
     """
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         mesh = leaf.sharding.mesh if isinstance(leaf.sharding, NamedSharding) else None
@@ -54,7 +54,7 @@ def _on_devices(x: jax.Array) -> jax.Array:
         x = x.astype(jnp.float32)
     width = 8 * min(x.dtype.itemsize, 4)
     words = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{width}")).astype(jnp.uint32)
-    # The places are computed axis by axis, because a flat vector would gather the shards.
+    # Compute positions axis by axis. To flatten x, XLA would have to gather the shards.
     places = jnp.zeros(words.shape, jnp.uint32)
     for axis, size in enumerate(words.shape):
         places = places * jnp.uint32(size) + jax.lax.broadcasted_iota("uint32", words.shape, axis)
@@ -62,12 +62,11 @@ def _on_devices(x: jax.Array) -> jax.Array:
 
 
 def _is_narrow(dtype: np.dtype[Any]) -> bool:
-    """True if a value is smaller than a byte."""
     return dtype == np.bool_ or jax.dtypes.itemsize_bits(dtype) < 8
 
 
 def check_copies(arrays: Mapping[str, object], owner: str) -> None:
-    """Refuse an array whose copies on two devices of any processes differ."""
+    """Refuse an array if two devices, of any processes, have different copies of it."""
     groups: dict[tuple[Any, ...], dict[str, jax.Array]] = {}
     for name, array in arrays.items():
         if isinstance(array, jax.Array) and array.size:
@@ -91,7 +90,7 @@ def check_copies(arrays: Mapping[str, object], owner: str) -> None:
 
 
 def _stacked(arrays: Iterable[jax.Array], mesh: Mesh) -> list[jax.Array]:
-    """View the copies of the devices as rows of one array, without moving data."""
+    """View the local data of all devices as rows of one array, without moving data."""
     rows = NamedSharding(mesh, PartitionSpec("copy"))
     out: list[jax.Array] = []
     for array in arrays:
@@ -105,7 +104,7 @@ def _stacked(arrays: Iterable[jax.Array], mesh: Mesh) -> list[jax.Array]:
 
 @functools.lru_cache(maxsize=8)
 def _summed(mesh: Mesh) -> "jax.stages.Wrapped":
-    """Compile the program that returns the checksums of all rows, uint32[devices, arrays]."""
+    """Make the program that computes the checksums of all rows, uint32[devices, arrays]."""
 
     def sums(arrays: list[jax.Array]) -> jax.Array:
         return jnp.stack([_on_devices(array) for array in arrays])[None]

@@ -2,10 +2,10 @@
 
     gossip    exchange with neighbors only, without a collective over all workers
     votes     the votes of DataLens, and their privacy accounting
-    learned   codes that an autoencoder learns during training
+    learned   LGC: codes from an autoencoder that learns during training
 
-`fg.contrib.gossip` and the others are loaded on first access. The core does not import this room,
-which may import the core.
+Each of these modules is loaded on first access. They may import the core, which imports none of
+them.
 """
 
 from importlib import import_module as _import_module

@@ -1,4 +1,4 @@
-"""A small convolutional autoencoder for the values at a support."""
+"""A small convolutional autoencoder for the values at a leader's positions."""
 
 import math
 from typing import Any
@@ -23,7 +23,7 @@ except ImportError as error:
 
 
 class Encoder(nn.Module):
-    """Encoder from values [..., L, 1] to a code [..., L / 2^layers, code]."""
+    """Encodes values [..., L, 1] as [..., L / 2^layers, code]."""
 
     channels: tuple[int, ...]
     code: int
@@ -37,7 +37,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Decoder from a code and a sparse innovation [..., L, 1] to values [..., L, 1]."""
+    """Decodes a code and a sparse innovation [..., L, 1] to values [..., L, 1]."""
 
     channels: tuple[int, ...]
 
@@ -51,17 +51,17 @@ class Decoder(nn.Module):
 
 @value
 class Autoencoder:
-    """Value: layers of the convolutional autoencoder that learns the values at a support.
+    """Value: layers of the convolutional autoencoder of `LearnedCodes`.
 
-    Each layer of the encoder is a convolution of width 3 and stride 2 with a leaky ReLU. A
-    convolution of width 1 reduces the channels to those of the code. The decoder inverts each
-    stride by a transposed convolution, appends the innovation as a channel, and ends with a
-    convolution of width 1. Four layers thus encode 16 values in `code` numbers.
+    Each layer of the encoder is a convolution of width 3 and stride 2 with a leaky ReLU. At the
+    end, a convolution of width 1 has `code` output channels. So four layers encode 16 values as
+    `code` numbers. The decoder has a transposed convolution for each layer of the encoder. Then it
+    appends the innovation as a channel, and ends with a convolution of width 1.
 
     Args:
-      encoder: channels of the encoder's layers.
-      code: channels of the code.
-      decoder: channels of the decoder's layers; the number of layers is that of `encoder`.
+      encoder: output channels of the encoder's layers.
+      code: output channels of the encoder's last convolution.
+      decoder: output channels of the decoder's layers, as many layers as in `encoder`.
       seed: seed of the initial parameters, which are equal on all workers.
 
     Example:
@@ -90,11 +90,11 @@ class Autoencoder:
 
     @property
     def stride(self) -> int:
-        """Number of values for each position of the code."""
+        """Number of values that `code` numbers encode."""
         return int(2 ** len(self.encoder))
 
     def code_shape(self, k: int) -> tuple[int, int]:
-        """Return the shape of the code of k values."""
+        """Return the shape of the code for k values."""
         return max(1, math.ceil(k / self.stride)), self.code
 
     def init(self) -> PyTree:
@@ -107,7 +107,7 @@ class Autoencoder:
         }
 
     def encode(self, params: PyTree, values: jax.Array) -> jax.Array:
-        """Encode values [..., k], padded with zeros to whole strides."""
+        """Encode values [..., k], padded with zeros to a multiple of `stride`."""
         length = self.code_shape(values.shape[-1])[0] * self.stride
         fill = [(0, 0)] * (values.ndim - 1) + [(0, length - values.shape[-1])]
         filled = jnp.pad(values, fill)[..., None]
@@ -125,20 +125,20 @@ class Autoencoder:
         return out[..., :k, 0]
 
     def weight(self, params: PyTree) -> jax.Array:
-        """Return the factor with which the decoder adds an innovation to a value.
+        """Return b: the decoder's output for an innovation J is that without J, plus b J.
 
-        The last convolution has width 1, so the layers before it run once.
+        This holds because the last convolution has width 1 and is linear.
         """
         return params["decoder"]["out"]["kernel"][0, -1, 0]
 
 
 def _varying(params: PyTree, x: jax.Array) -> dict[str, PyTree]:
-    """Type the variables of a module as varying like its input, as convolutions require."""
+    """Give the variables of a module the varying axes of its input, as convolutions require."""
     return {"params": jax.tree.map(lambda p: _axes.vary_like(p, x), params)}
 
 
 def scaled(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the root mean square of each row [..., k], and the rows in these units."""
+    """Return the root mean square of each row [..., k], and the rows divided by it."""
     flat = rows.reshape(-1, rows.shape[-1])
     _, length = _quantizers.row_norms(flat)
     size = length * rows.shape[-1] ** -0.5
@@ -149,11 +149,11 @@ def scaled(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
 def loss(
     net: Autoencoder, params: PyTree, rows: jax.Array, lead: jax.Array | int, pick: TopK | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Return half of the squared error of the decoded rows plus half of the variance of the codes.
+    """Return the loss: half the mean squared decoding error plus half the variance of the codes.
 
-    With `pick`, each row is decoded from the leader's code and its own innovation. Without, the
-    mean of the rows is decoded from the mean of their codes. Rows of zeros have weight 0. The
-    second result is the relative error of the decoded rows.
+    If `pick` selects innovations, the leader's code and each row's innovation must decode to the
+    row. If `pick` is None, the mean code must decode to the mean row. Rows of zeros have weight 0.
+    The second result is the relative decoding error.
     """
     k, (size, units) = rows.shape[-1], scaled(rows)
     share = size / _quantizers.divisor(_finite.largest(size))
@@ -190,11 +190,11 @@ def learn(
 ) -> tuple[PyTree, jax.Array]:
     """Take one step of gradient descent on the values of all workers, float32[w, k].
 
-    `lead` is the worker whose code all decode, `pick` as in `loss`. The gradient is clipped to norm
-    1, and a step that is not finite changes nothing. Return the next parameters, and the relative
-    error of the current ones.
+    `lead` is the number of the leader, and `pick` is as in `loss`. The gradient is clipped to norm
+    1. If the result is not finite, the parameters stay. Return the next parameters, and the
+    relative error of the current parameters.
     """
-    # Otherwise JAX would sum the gradient over another axis of the mesh.
+    # For replicated parameters, JAX would sum the gradient over other axes of the mesh.
     params = jax.tree.map(lambda p: _axes.vary_like(p, values), params)
     of = jax.value_and_grad(loss, 1, has_aux=True)
     (_, error), gradient = of(net, params, values, lead, pick)

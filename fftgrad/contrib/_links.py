@@ -1,11 +1,11 @@
-"""Exchange of a worker with its neighbors on a graph, and its state.
+"""Exchange of a worker with its neighbors on a graph.
 
-A worker sends the compressed difference between its vector and the neighbors' copy of the vector.
-The worker and its neighbors add the difference to the copy. For any degree, a worker stores three
-vectors: its own public copy, the pull Σ_j (copy_j - copy_i) of its neighbors, and the rounding
-error of the pull. With the rounding errors, the pulls of all workers sum to zero. Otherwise `beer`,
-which accumulates pulls, would drift from its optimum. If weights are unequal, each difference in
-the pull is scaled by its weight over the largest weight.
+Worker i sends C(x_i - copy_i) to its neighbors, with copy_i the copy of x_i that they know. They
+and worker i add this difference to the copy. For any number of neighbors, worker i stores three
+vectors: copy_i, its pull Σ_j (copy_j - copy_i) over the neighbors j, and the rounding error of the
+pull. With the rounding errors, the pulls of all workers sum to zero. Without them, `beer` would
+drift from the optimum, because it accumulates pulls. For unequal weights, each term of the pull is
+multiplied by W_ij over the largest weight of any neighbor.
 """
 
 import dataclasses
@@ -35,14 +35,14 @@ Weights = npt.NDArray[np.float64]
 
 
 class Graph(NamedTuple):
-    """Matrix of weights, decomposed into the permutations in which buffers travel.
+    """Matrix of weights, decomposed into permutations. Each permutation is one collective.
 
-    A worker with fewer neighbors than others receives from itself, without effect.
+    A worker with fewer neighbors than others also receives from itself, without effect.
     """
 
-    largest: float  # weight of a neighbor; 0.0 without neighbors
-    sources: list[tuple[int, ...]]  # of each permutation, the neighbor that each worker hears
-    shares: npt.NDArray[np.float32]  # weight over the largest, for each permutation and worker
+    largest: float  # largest weight of a neighbor; 0.0 without neighbors
+    sources: list[tuple[int, ...]]  # for each permutation, the sender to each worker
+    shares: npt.NDArray[np.float32]  # weight / largest, for each permutation and worker
 
 
 def graph_of(owner: str, weights: npt.ArrayLike) -> Graph:
@@ -56,17 +56,17 @@ def graph_of(owner: str, weights: npt.ArrayLike) -> Graph:
     largest = float(others.max())
     sources = _permutations(others > 0)
     rows = [others[np.arange(len(w)), list(heard)] / largest for heard in sources]
-    # Shares of equal weights are exactly 1, in spite of rounding.
+    # If weights are equal up to rounding, their shares must be exactly 1.
     shares = np.reshape(rows, (len(rows), len(w)))
     shares = np.where(np.isclose(shares, 1), 1, shares).astype(np.float32)
     return Graph(largest, sources, shares)
 
 
 def _permutations(hears: npt.NDArray[np.bool_]) -> list[tuple[int, ...]]:
-    """Decompose the neighbors, [workers, workers], into few permutations, near ones first.
+    """Decompose an adjacency matrix into as many permutations as its largest degree.
 
-    A worker with fewer neighbors is also its own neighbor. All degrees are then equal, and the
-    graph is a sum of permutations. Augmenting paths find each permutation as a matching.
+    If a worker has fewer neighbors than others, edges to itself make the degrees equal. Then the
+    matrix is a sum of permutations. Augmenting paths find each permutation as a matching.
     """
     workers, degrees = len(hears), hears.sum(1)
     left = hears.astype(int) + np.diag(degrees.max() - degrees)
@@ -107,8 +107,8 @@ class Links(NamedTuple):
     """A worker's state of the exchange with its neighbors."""
 
     trees: tuple[Copied, ...]
-    codecs: PyTree  # their states
-    skipped: jax.Array  # messages of this worker and its neighbors that were not finite
+    codecs: PyTree  # states of the codecs
+    skipped: jax.Array  # buffers of this worker and its neighbors that were not finite
     overflow: jax.Array  # values of this worker that no codec could represent
 
 
@@ -136,9 +136,9 @@ class Gossip:
         self.graph = graph_of(owner, weights)
 
     def init(self, copies: Sequence[PyTree], params: PyTree) -> PerWorker:
-        """Return the state before the first step, in which all workers know all copies.
+        """Return the state before the first step. All workers start with the same `copies`.
 
-        Another graph or number of workers needs a new state.
+        For another graph or number of workers, make a new state.
         """
         zero = jnp.zeros((), jnp.int32)
         zeros = jax.tree.map(jnp.zeros_like, copies[0])
@@ -168,9 +168,9 @@ class Gossip:
     def tell(
         self, trees: Sequence[PyTree], state: PerWorker, number: jax.Array
     ) -> tuple[tuple[Copied, ...], PerWorker]:
-        """Send the changes of these trees to the neighbors, in one buffer for each bucket.
+        """Send the differences of trees and copies to the neighbors, in one buffer for each bucket.
 
-        Return the trees with the next copies and pulls, and the next state.
+        Return the next copies and pulls, and the next state.
         """
         before: Links = drop_worker_axis(state).reset_rows
         lacks = [
@@ -210,7 +210,7 @@ class Gossip:
         return after, add_worker_axis(Reset(links))
 
     def drawn(self, moves: PyTree, tree: Copied) -> PyTree:
-        """Add γ times the weighted pull of the neighbors to an optimizer's updates."""
+        """Add γ times the weighted pull to an optimizer's updates, and return the sum."""
         share = float(self.gamma) * self.graph.largest
 
         def both(move: jax.Array, pull: jax.Array, rest: jax.Array) -> jax.Array:
@@ -220,7 +220,7 @@ class Gossip:
 
 
 def copied(state: PerWorker) -> tuple[Copied, ...]:
-    """Return the trees of this worker that the neighbors copy."""
+    """Return the copies and pulls of this worker's trees."""
     links: Links = drop_worker_axis(state).reset_rows
     return links.trees
 
@@ -240,7 +240,7 @@ def _moved(old: Copied, sent: PyTree, pull: PyTree, rest: PyTree) -> Copied:
 
 
 class _Sums(NamedTuple):
-    """For each part: the values that this worker sent, the pull, and its rounding error."""
+    """For each part: the values that this worker sent, the pull, and the pull's rounding error."""
 
     said: Vectors
     pull: Vectors
@@ -250,10 +250,10 @@ class _Sums(NamedTuple):
 def _add(
     codec: Parts, buffers: jax.Array, step: Step, shares: jax.Array, equal: np.bool_
 ) -> tuple[jax.Array, _Sums]:
-    """Decode the buffers of this worker and its neighbors, and sum them.
+    """Decode the buffers of this worker and its neighbors, and sum the pulls.
 
-    One loop decodes all buffers, so that all workers decode a buffer to the same bits. The first
-    result is True for each buffer that is finite.
+    One loop decodes all buffers, because sender and receivers must decode a buffer to the same
+    bits. The first result tells for each buffer if it is finite.
     """
     like = codec.payload_spec
 
@@ -262,7 +262,7 @@ def _add(
         payloads, finite, _ = _wire.unpack(words, like)
         vectors = _settled(codec.decompress(payloads, step), finite)
         said = optax.tree.where(is_own, vectors, sums.said)
-        # Two neighbors have the same difference up to the sign, bit by bit.
+        # Two neighbors compute this difference with opposite signs, so their terms sum to zero.
         draws = tuple(theirs - own for theirs, own in zip(vectors, said, strict=True))
         if not equal:
             draws = _settled(tuple(share * draw for draw in draws), share >= 0)
@@ -277,9 +277,9 @@ def _add(
 
 
 def _settled(vectors: Vectors, keep: jax.Array) -> Vectors:
-    """Return the vectors, or zeros unless `keep`, with the rounding of float32.
+    """Return the vectors, rounded to float32, if `keep` is True; else zeros.
 
-    The detour through bits prevents fused multiply-adds, whose rounding could differ from that of
+    The bit mask keeps XLA from fusing a multiply and an add. Fused, they could round differently on
     the neighbor.
     """
     mask = jnp.where(keep, jnp.uint32(0xFFFFFFFF), jnp.uint32(0))
@@ -297,7 +297,7 @@ def _vectors(buckets: Sequence[Bucket]) -> Vectors:
 
 
 def _rebuild(flat: Vectors, buckets: Sequence[Bucket]) -> list[Any]:
-    """Rebuild the bucket of each tree from the vectors of all trees."""
+    """Split the vectors of all trees by tree, and rebuild the bucket of each tree."""
     left = iter(flat)
     return [_parts.rebuild([next(left) for _ in bucket], bucket) for bucket in buckets]
 

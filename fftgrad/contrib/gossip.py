@@ -1,7 +1,7 @@
 """Gossip: workers average with their neighbors on a graph instead of with all workers.
 
-A graph is a symmetric, doubly stochastic matrix of weights [workers, workers]. The weight in row i
-and column j is the share by which worker i moves towards worker j.
+A graph is a symmetric matrix W [workers, workers] of weights >= 0, with rows that sum to 1. In an
+average with γ = 1, worker i moves towards worker j by the share W_ij of their difference.
 """
 
 from typing import Any, NamedTuple
@@ -29,8 +29,8 @@ __all__ = ["beer", "choco_sgd", "largest_gamma", "ring", "torus"]
 def ring(workers: int) -> Weights:
     """Function: make the weights of a ring, on which each worker has two neighbors.
 
-    All weights are 1/3; with two workers 1/2. The spectral gap 1 - |λ₂| is inversely proportional
-    to the square of the number of workers: 0.20 for 8, 0.051 for 16, 0.0032 for 64.
+    A worker and its neighbors have weight 1/3, or 1/2 with two workers. The spectral gap, 1 minus
+    the second largest |eigenvalue|, is 0.20 for 8 workers, 0.051 for 16, and 0.0032 for 64.
 
     Args:
       workers: number of workers.
@@ -49,8 +49,8 @@ def ring(workers: int) -> Weights:
 def torus(rows: int, columns: int) -> Weights:
     """Function: make the weights of a torus, on which each worker has four neighbors.
 
-    Worker i is in row i // columns and column i % columns, as on a mesh of these two axes. Rows and
-    columns are rings. All weights are 1/5, or larger if a ring has only one or two workers.
+    Worker i is in row i // columns and column i % columns. Each row and each column is a ring. A
+    worker and its neighbors have weight 1/5, or more if a ring has only one or two workers.
 
     Args:
       rows: number of rows.
@@ -69,10 +69,10 @@ def torus(rows: int, columns: int) -> Weights:
 
 
 def largest_gamma(weights: npt.ArrayLike) -> float:
-    """Function: compute 1 / (1 - λ) for the smallest eigenvalue λ of the weights, at most 1.
+    """Function: compute the largest γ for which an average does not overshoot.
 
-    A round multiplies differences between workers by 1 - γ (1 - λ) or more. Up to this γ, no
-    difference changes its sign.
+    This γ is min(1, 1 / (1 - λ)), with λ the smallest eigenvalue of the weights. An average scales
+    differences between workers by factors >= 1 - γ (1 - λ). A larger γ could change their sign.
 
     Args:
       weights: the matrix of a graph.
@@ -87,13 +87,13 @@ def largest_gamma(weights: npt.ArrayLike) -> float:
 
 
 def _beside(workers: int) -> Weights:
-    """Return the adjacency matrix of a ring."""
+    """Make the adjacency matrix of a ring."""
     eye = np.eye(check_count("gossip(workers)", workers, "use that of the axis."))
     return np.maximum(np.roll(eye, 1, axis=1), np.roll(eye, -1, axis=1)) * (1 - eye)
 
 
 def _equal(hears: Weights) -> Weights:
-    """Give a worker and each of its neighbors the same weight."""
+    """Make weights that are equal for a worker and its neighbors, from an adjacency matrix."""
     out = (hears > 0) + np.eye(len(hears))
     return out / out.sum(1, keepdims=True)
 
@@ -102,8 +102,8 @@ class ChocoState(NamedTuple):
     """State of `choco_sgd`."""
 
     step: jax.Array  # number of updates, int32, equal on all workers
-    inner: PerWorker  # each worker's own state of the inner optimizer
-    neighbors: PerWorker  # public copies of the parameters, pulls of the neighbors, and counters
+    inner: PerWorker  # state of each worker's inner optimizer
+    neighbors: PerWorker  # `Links` of each worker, with the parameters as tree
 
 
 def choco_sgd(
@@ -118,48 +118,47 @@ def choco_sgd(
 ) -> optax.GradientTransformationExtraArgs:
     """Optimizer: CHOCO-SGD, in which each worker trains and averages with its neighbors.
 
-    With x_i the parameters of worker i, x̂_i the copy of x_i at all its neighbors, and W the weights
-    of the graph,
+    Worker i has parameters x_i. Worker i and its neighbors store the same copy x̂_i of x_i, updated
+    by compressed differences. With W the weights of the graph and C the codec, a step is
 
         x_i ← x_i + inner(∇f_i(x_i)),
         q_i = C(x_i - x̂_i),   x̂_j ← x̂_j + q_j   for the worker itself and its neighbors j,
         x_i ← x_i + γ Σ_j W_ij (x̂_j - x̂_i).
 
-    A worker sends one message to each neighbor. This is a complete optimizer.
+    A worker sends q_i to each neighbor. Do not chain another optimizer after this one.
 
     The parameters *differ between the workers*: under `jax.shard_map` they have a leading axis of
     workers, as with `diloco`. All workers must start from the same parameters. Evaluate and save
-    their mean. If the workers' data differ, a constant learning rate converges to a distance from
-    the optimum; `beer` converges to the optimum.
+    the mean over the workers. If the workers' data differ, training with a constant learning rate
+    does not reach the optimum. With `beer`, it does.
 
     Args:
-      inner: the optimizer of each worker with its learning rate, such as
+      inner: the optimizer of each worker, with a learning rate, such as
         `optax.apply_if_finite(optax.sgd(0.1, momentum=0.9), 100)`.
       codec: C, or a rule from a part to its codec. Use a contraction, such as `TopK`, `Sign` or
         `LogQuantizer`.
       weights: W: `ring(workers)`, `torus(rows, columns)`, or another symmetric matrix of weights
         >= 0 with rows that sum to 1.
-      gamma: γ in (0, 1]: 1.0 for a lossless codec, less for others. Training diverges if γ is too
-        large.
+      gamma: γ in (0, 1]: 1.0 for a lossless codec, smaller for a lossy one. A large γ diverges.
       bucketing: groups of leaves that are compressed together; see `Bucketing`.
       key: seed or PRNG key of random codecs, equal on all workers.
       axis_name: the axis, or axes, of the workers.
 
-    Shapes: three vectors a worker for any degree: x̂_i, Σ_j (x̂_j - x̂_i) over the neighbors, and
-      the rounding error of this sum.
+    Shapes: for any number of neighbors, a worker stores three float32 vectors of the size of the
+      parameters: x̂_i, Σ_j (x̂_j - x̂_i) over its neighbors j, and the rounding error of this sum.
 
     Wire: one buffer of `fg.wire_bytes(codec, params, bucketing)` bytes to each neighbor.
 
     Claims: the mean of the parameters moves by the mean of the updates of `inner`, up to rounding.
-      A worker whose parameters are not finite sends nothing. Then this worker and its neighbors
-      keep its copy and increment `skipped`, and its own parameters stay NaN. In this case, and for
-      another number of workers, make a new state from the mean of the finite parameters.
+      If x_i is not finite, worker i and its neighbors keep x̂_i and increment `skipped`. x_i itself
+      stays not finite. To continue, or to change the number of workers, make a new state from the
+      mean of the finite parameters.
 
     Differs from the paper: copies start with the common initial parameters, not with zero.
 
     Raises:
-      ValueError: while tracing, if `params` are missing or not a worker's own; if `update` gets a
-        `weight`; or if the weights do not fit the number of workers.
+      ValueError: while tracing, if `params` are missing or replicated, if `update` gets a `weight`,
+        or if the weights do not fit the number of workers.
 
     Example:
       >>> from fftgrad.contrib import gossip
@@ -201,17 +200,17 @@ def choco_sgd(
 class Estimate(NamedTuple):
     """A worker's estimate of the mean gradient."""
 
-    of_all: Any  # v, the estimate
-    own: Any  # the worker's last gradient
+    of_all: Any  # estimate v of the mean gradient
+    own: Any  # this worker's last gradient
 
 
 class BeerState(NamedTuple):
-    """State of `beer`: that of `choco_sgd`, also for the tracked gradient, and `estimate`."""
+    """State of `beer`."""
 
-    step: jax.Array
-    inner: PerWorker
-    estimate: PerWorker  # float32
-    neighbors: PerWorker
+    step: jax.Array  # number of updates, int32, equal on all workers
+    inner: PerWorker  # state of each worker's inner optimizer
+    estimate: PerWorker  # `Estimate` of each worker, float32
+    neighbors: PerWorker  # `Links` of each worker, with v and the parameters as trees
 
 
 def beer(
@@ -225,52 +224,53 @@ def beer(
     key: jax.Array | int = 0,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Optimizer: BEER, in which workers gossip their parameters and tracked mean gradients.
+    """Optimizer: BEER, in which workers gossip parameters and estimates of the mean gradient.
 
-    With x_i the parameters of worker i, v_i its estimate of the mean gradient, x̂_i and v̂_i the
-    copies of both at its neighbors, and W the weights of the graph, step t is
+    Worker i has parameters x_i and an estimate v_i of the mean gradient. Worker i and its neighbors
+    store the same copies x̂_i and v̂_i. With W the weights of the graph and C the codec, a step is
 
         v_i ← v_i + γ Σ_j W_ij (v̂_j - v̂_i) + ∇f_i(x_i) - (∇f_i(x_i) of the step before),
         v̂_j ← v̂_j + C(v_j - v̂_j),
         x_i ← x_i + γ Σ_j W_ij (x̂_j - x̂_i) + inner(v_i),
-        x̂_j ← x̂_j + C(x_j - x̂_j),
+        x̂_j ← x̂_j + C(x_j - x̂_j).
 
-    and one buffer contains both compressed differences. The mean of the v_i is the mean gradient.
-    So with exact gradients, BEER converges linearly to the optimum of a strongly convex function,
-    even if the workers' data differ, the codec is lossy and the learning rate constant.
+    One buffer contains both compressed differences. The mean of all v_i is the mean gradient. So
+    with exact gradients, BEER converges linearly to the optimum of a strongly convex function, even
+    for different data on the workers, a lossy codec and a constant learning rate.
 
-    The parameters differ between the workers: see `choco_sgd`. With `DynamicSign` as codec, one bit
-    of a value travels, as in Dyna-COLD. The update of COLD is not reproduced, because its text was
-    not available.
+    The parameters differ between the workers: see `choco_sgd`. `DynamicSign` as the codec sends one
+    bit for each value, as Dyna-COLD does. The update rule of COLD is not implemented, because the
+    text of its paper was not available.
 
     Args:
-      inner: the optimizer of v with the learning rate η. The paper uses `optax.sgd(η)`.
+      inner: the optimizer that gets v_i as gradient. The paper uses `optax.sgd(η)`.
       codec: C, or a rule from a part to its codec. Use a contraction.
       weights: W, as for `choco_sgd`.
       gamma: γ in (0, 1], about `largest_gamma(weights)` times the share of the energy that the
         codec keeps. `largest_gamma` is 0.75 on a ring of 8 and 0.67 on a torus of 2 x 4. With a
         larger γ, smaller learning rates diverge.
-      gradients: another C for the tracked gradients, such as a `DynamicSign` of another scale.
+      gradients: another codec for v_i - v̂_i, such as a `DynamicSign` of another scale.
       bucketing: groups of leaves that are compressed together; see `Bucketing`.
       key: seed or PRNG key of random codecs, equal on all workers.
       axis_name: the axis, or axes, of the workers.
 
-    Shapes: eight vectors a worker for any degree: x̂ and v̂; the pulls of the neighbors on x and v,
-      each with its rounding error; v, and the last ∇f.
+    Shapes: for any number of neighbors, a worker stores eight float32 vectors of the size of the
+      parameters: x̂_i and v̂_i; Σ_j (x̂_j - x̂_i) and Σ_j (v̂_j - v̂_i), each with its rounding error;
+      v_i; and the last ∇f_i.
 
-    Wire: one buffer to each neighbor, with twice the bytes of
-      `fg.wire_bytes(codec, params, bucketing)` minus 4 for the common header.
+    Wire: one buffer to each neighbor. With one bucket and one codec, it has
+      2 `fg.wire_bytes(codec, params, bucketing)` - 4 bytes, because both trees share the header.
 
-    Claims: the mean of the v_i is the mean gradient of the workers, up to rounding. If a gradient
-      is not finite, this worker's update is not finite either, unless `inner` skips it, such as
-      `optax.apply_if_finite(optax.sgd(η), 100)`. The estimate then keeps its last value. For
-      parameters that are not finite, the claims of `choco_sgd` hold.
+    Claims: the mean of all v_i is the mean gradient of the workers, up to rounding. If a gradient
+      is not finite, v_i ignores it, but this worker's update is not finite either, unless `inner`
+      is, for example, `optax.apply_if_finite(optax.sgd(η), 100)`. If parameters are not finite, the
+      claims of `choco_sgd` hold.
 
-    Differs from the paper: x̂ starts with the common initial parameters, not with zero; steps begin
-      with the gradient, as in the authors' code; `inner` may be any optimizer.
+    Differs from the paper: x̂ starts with the common initial parameters, not with zero. A step
+      begins with the gradient, as in the authors' code. `inner` may be any optimizer.
 
     Raises:
-      ValueError: as `choco_sgd`.
+      ValueError: in the cases of `choco_sgd`.
 
     Example:
       >>> from fftgrad.contrib import gossip
@@ -323,7 +323,7 @@ def beer(
         moves, own = run(narrow, drop_worker_axis(state.inner), x, **extra)
         moves = links.drawn(moves, known)
         after = _links.wide(optax.apply_updates(x, moves))
-        # A gradient that is not finite affects this update, but not the estimate.
+        # If a gradient is not finite, the update is not finite either, but the estimate is.
         fine = _finite.all_finite(now.own)
         now = optax.tree.where(fine, now, Estimate(drawn, before.own))
         _, neighbors = links.tell((now.of_all, after), state.neighbors, state.step)

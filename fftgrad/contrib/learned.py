@@ -1,4 +1,4 @@
-"""LGC: an autoencoder in Flax learns to encode the largest coefficients during training.
+"""LGC: an autoencoder in Flax, which learns to encode the largest values during training.
 
 This module needs the extra `pip install -e ".[learned]"`.
 """
@@ -45,16 +45,16 @@ __all__ = ["Autoencoder", "LearnedCodes", "LearnedCodesState", "lgc"]
 Variant = Literal["leader", "all_reduce"]
 
 CODE_DTYPE = jnp.bfloat16
-"""Dtype of the leader's code, which is broadcast and not summed."""
+"""Dtype of the leader's code in the broadcast. Codes in a sum stay in float32."""
 
 
 class LearnedCodesState(NamedTuple):
-    """Shared state of `LearnedCodes`. A worker's own state is that of its selectors.
+    """Shared state of `LearnedCodes`. A worker's own state is the state of its selectors.
 
     Attributes:
-      autoencoder: parameters of the autoencoder, equal on all workers once codes travel.
-      error: relative error in the last step of learning, float32[1]; 1 before.
-      agreed: True if the parameters of one worker were broadcast after learning, bool[1].
+      autoencoder: parameters of the autoencoder, equal on all workers from step `until` on.
+      error: relative error in the last step of learning, float32[1]; 1 before the first step.
+      agreed: True if the leader's parameters were broadcast after learning, bool[1].
     """
 
     autoencoder: PyTree
@@ -64,52 +64,52 @@ class LearnedCodesState(NamedTuple):
 
 @value
 class LearnedCodes(Exchange):
-    """Exchange: coefficients that a leader chooses, in a code that an autoencoder learns.
+    """Exchange: values at a leader's positions, encoded by an autoencoder that learns in training.
 
     At step t, worker t mod w is the leader L and chooses the positions of its largest values, as in
     `LeaderTopK`. Before step `until`, all workers gather their exact values at these positions, and
-    train the same autoencoder E, D on them. From then on, codes travel. With u_i the values of
-    worker i in units of their root mean square, u_i is replaced by
+    train the same autoencoder on them: an encoder E and a decoder D. From step `until` on, workers
+    send codes. With u_i the values of worker i, divided by their root mean square, u_i becomes
 
         "leader":      D(E(u_L)) + b J_i,  J_i the largest of u_i - D(E(u_L)), sent by each worker,
         "all_reduce":  D(Σ_i g_i E(u_i) / Σ_i g_i), with the sum by an all-reduce,
 
-    and the values of worker i by g_i times this. The scale g_i >= 0 minimizes the error of worker
-    i's own code; nothing is sent if g_i is 0. Half of the autoencoder's loss is its error, and half
-    is the variance of the workers' codes.
+    where b is a parameter of D. All workers multiply the result for u_i by a scale g_i >= 0, which
+    minimizes the error of worker i's own code. If g_i is 0, nothing is sent. Half of the
+    autoencoder's loss is the decoding error, and half is the variance of the workers' codes.
 
     Args:
       codec: a selector of a fixed number of values, such as `TopK`. Or a rule from a part's name
         and shape to such a selector, or to `Identity()` for dense parts.
-      until: the step from which codes travel; None to learn in all steps, 0 in none.
+      until: first step in which codes travel; None to learn in all steps, 0 in no step.
       variant: "leader" or "all_reduce".
-      innovation: share of its values that each worker sends in addition to the leader's code; at
-        least one value.
-      rate: learning rate of the autoencoder, whose gradients are clipped to norm 1.
+      innovation: with "leader", share of the k values in J_i; at least one value.
+      rate: learning rate of the autoencoder. Its gradients are clipped to norm 1.
       autoencoder: layers of the autoencoder.
 
-    Wire: all positions once, and 4 bytes for each value of the dense parts. Learning adds 4 + 4k
-      bytes in a gather. With a leader, coding adds a broadcast of k / 4 numbers of 2 bytes by
-      default. It also adds a gather of 12 bytes and the innovation: 4m bytes and positions. With an
-      all-reduce, coding adds 8 bytes and codes of 4 bytes a number. Step `until` also broadcasts
-      the parameters of the autoencoder, 4 bytes each. See `.at(step).wire_bytes(x)`.
+    Wire: the leader's positions once, and 4 bytes for each value of the dense parts. In addition,
+      a learning step gathers 4 + 4k bytes, with k values at the positions. A coding step with
+      "leader" broadcasts the code, by default k / 4 numbers of 2 bytes. It also gathers 12 bytes,
+      and 4 bytes and a position for each value of J_i. With "all_reduce", a coding step sends 8
+      bytes, and 4 bytes for each number of the code. Step `until` also broadcasts the parameters of
+      the autoencoder, 4 bytes each. `.at(step).wire_bytes(x)` computes the bytes.
 
     Claims: all workers get the same bits. The mean equals the mean of the sent values up to
-      rounding, so error feedback loses nothing. With a leader, ||x - sent||² <= ||x||² for any
-      parameters of the autoencoder. With an all-reduce this may not hold. Worker i's sent values
-      are g_i (D(c) + D'(c) (E(u_i) - c)), with c the mean code and D' the derivative. This first
-      order is used because a nonlinear decoder has no exact share for each worker. If a value of
-      any worker is not finite, the whole mean is NaN.
+      rounding, so error feedback keeps all unsent values. With "leader", ||x - sent||² <= ||x||²
+      for any parameters of the autoencoder. With "all_reduce", this may not hold. There, worker
+      i's sent values are g_i (D(c) + D'(c) (E(u_i) - c)), with c the mean code and D' the
+      derivative, because a nonlinear decoder has no exact share for each worker. If a value of any
+      worker is not finite, the whole mean is NaN.
 
     Differs from the paper: this follows the abstract and a public implementation, because the full
       text was not available. One code contains the values of all parts, padded with zeros to whole
-      strides, instead of one code for each layer. These are ours: scales g_i; units of root mean
-      squares; innovations that are errors of the code instead of the largest values; clipped
-      gradients; a leader's code in bfloat16; and an autoencoder that learns the values that its
-      variant decodes, from the leader's code or from the mean code.
+      strides, instead of one code for each layer. fftgrad adds the scales g_i, the division by the
+      root mean square, clipped gradients and a leader's code in bfloat16. An innovation J_i is the
+      error of the code instead of the largest values. The autoencoder learns to decode the same
+      code as in later steps: the leader's code or the mean code.
 
     Raises:
-      ValueError: while tracing, for another codec, or for bytes that change with the step.
+      ValueError: while tracing, for another codec. Also if `wire_bytes` changes with the step.
 
     Example:
       >>> from fftgrad.contrib import learned
@@ -142,7 +142,7 @@ class LearnedCodes(Exchange):
         return _parts.scope_of(self.codec)
 
     def at(self, step: int) -> "LearnedCodes":
-        """Return the exchange of a step's phase, which only learns or only codes."""
+        """Return the exchange that runs in this step: one that only learns or only codes."""
         learns = self.until is None or step < self.until
         return dataclasses.replace(self, until=None if learns else 0)
 
@@ -172,11 +172,11 @@ class LearnedCodes(Exchange):
         )
 
     def _outcome(self, turn: "_Turn", state: LearnedCodesState) -> tuple["_Outcome", jax.Array]:
-        """Run the phase of this step; also return `agreed` of the next state."""
+        """Learn or code in this step; also return `agreed` of the next state."""
 
         def code(params: PyTree) -> _Outcome:
             if self.until:
-                # Devices may round differently while the autoencoder learns.
+                # Workers may have rounded differently in learning, so they take the leader's.
                 params = lax.cond(state.agreed[0], lambda p: p, turn.broadcast, params)
             by = self._code_by_leader if self.variant == "leader" else self._code_by_sum
             return by(turn, params, state.error)
@@ -201,7 +201,7 @@ class LearnedCodes(Exchange):
         return lax.cond(learns, *phases, state.autoencoder), ~learns[None]
 
     def _learn(self, turn: "_Turn", params: PyTree) -> "_Outcome":
-        """Gather all values at the leader's positions, and train the autoencoder on them."""
+        """Gather all workers' values at the leader's positions; train the autoencoder on them."""
         sides, _ = turn.agree(jnp.zeros((0,), jnp.uint32))
         values = turn.at(sides)
         dense, _ = turn.means()
@@ -254,7 +254,7 @@ class LearnedCodes(Exchange):
         dense, (flag, total, codes) = turn.means(flag, gain, gain * code)
         center = codes / jnp.where(total > 0, total, 1.0)
         mean = decode(center)
-        # A worker's sent values, to first order in the distance of its code from the mean code. The
+        # A worker's sent values: D(E(u_i)) to first order at the mean code. With factors g_i, the
         # first-order terms of all workers sum to zero.
         _, own = jax.jvp(decode, (_axes.vary_like(center, code),), (code - center,))
         stats = Stats(finite=jnp.isfinite(flag))
@@ -283,32 +283,32 @@ class LearnedCodes(Exchange):
         return codec
 
     def _pick(self, codec: Parts) -> TopK:
-        """Return the selector of a worker's innovation among the values at the support."""
+        """Return the selector of a worker's innovation among the values at all positions."""
         n = sum(math.prod(codec.pairs[i][1].shape) for i in _chosen(codec))
         return TopK(k=math.ceil(self.innovation * n))
 
 
 def _chosen(codec: Parts) -> list[int]:
-    """Return the numbers of the parts that have a selector; the others travel dense."""
+    """Return the numbers of the parts with a selector. The other parts travel dense."""
     return [i for i, part in enumerate(codec.codecs) if isinstance(part, Selector)]
 
 
 def _fit(wanted: jax.Array, found: jax.Array, size: jax.Array) -> jax.Array:
-    """Return the factor, at least 0, for which factor · `found` is closest to `size` · `wanted`.
+    """Return the factor >= 0 for which factor · `found` is closest to `size` · `wanted`.
 
-    If the factor is not finite, return 0: nothing is sent, and the residual keeps the values.
+    Return 0 if this factor is not finite. Then the worker sends zeros, and its residual keeps all.
     """
     factor = size * (jnp.sum(wanted * found) / jnp.sum(jnp.square(found)))
     return jnp.where(jnp.isfinite(factor), jnp.maximum(factor, 0.0), 0.0)
 
 
 class _Outcome(NamedTuple):
-    """Outcome of a phase."""
+    """Result of a step that learns or codes."""
 
-    mean: jax.Array  # of the values at the support, float32[k]
-    sent: jax.Array  # values of this worker that the others received
+    mean: jax.Array  # mean of the values at the leader's positions, float32[k]
+    sent: jax.Array  # values that this worker sent, float32[k]
     dense: list[jax.Array]  # means of the dense parts
-    sides: list[PyTree]  # positions of the other parts
+    sides: list[PyTree]  # the leader's positions in the other parts
     autoencoder: PyTree  # next parameters of the autoencoder
     error: jax.Array  # relative error of the autoencoder, float32[1]
     stats: Stats
@@ -316,7 +316,7 @@ class _Outcome(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Turn:
-    """A step of one worker: its parts, their selected values, and its comm."""
+    """One worker's step: the parts, their payloads, and the `Comm`."""
 
     codec: Parts
     vectors: Vectors
@@ -333,11 +333,10 @@ class _Turn:
         return [self.payloads[i].main for i in sorted(keep)]
 
     def broadcast(self, tree: PyTree) -> PyTree:
-        """Broadcast the leader's arrays to all workers."""
         return self.comm.broadcast(tree, self.comm.index == self.leader)
 
     def agree(self, words: jax.Array) -> tuple[list[PyTree], jax.Array]:
-        """Broadcast the leader's positions and its words to all workers."""
+        """Broadcast the leader's positions and `words` to all workers."""
         sides = [self.payloads[i].side for i in _chosen(self.codec)]
         *sides, words = self.broadcast([*sides, words])
         return sides, words
@@ -352,7 +351,7 @@ class _Turn:
         return jnp.concatenate(found)
 
     def means(self, *others: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Average the dense parts and other arrays in one all-reduce."""
+        """Average the dense parts and `others` in one all-reduce."""
         means, _ = self.comm.mean([*self.dense, *others])
         return means[: len(self.dense)], means[len(self.dense) :]
 
@@ -375,28 +374,28 @@ def lgc(
     memory: Memory = ErrorFeedback(),
     **options: Any,
 ) -> Recipe:
-    """Method: an autoencoder learns the top-k values, and then its codes travel.
+    """Method: train an autoencoder on the top-k values, and then send its codes.
 
-    For `dense_steps`, gradients travel dense. For `learning_steps`, the workers send their values
-    at a leader's positions and train the autoencoder on them. Then they send codes of these values:
-    see `LearnedCodes`. One program runs all phases.
+    In the first `dense_steps` steps, gradients travel dense. In the next `learning_steps` steps,
+    workers send their values at a leader's positions and train the autoencoder on them. After that,
+    they send codes of these values: see `LearnedCodes`. One compiled program runs all steps.
 
     Args:
-      fraction: share of each leaf whose values are sent, in (0, 1].
+      fraction: share of each leaf's values that are sent, in (0, 1].
       dense: words in the paths of leaves that always travel dense. The paper keeps the first layer
         and the last two tensors dense.
-      dense_steps: number of steps in which all leaves travel dense.
-      learning_steps: number of steps after these in which the autoencoder learns.
+      dense_steps: number of first steps, in which all leaves travel dense.
+      learning_steps: number of steps after `dense_steps` in which the autoencoder learns.
       memory: memory of the unsent values.
       options: other arguments of `LearnedCodes`: variant, innovation, rate, autoencoder.
 
-    Wire: for n values in leaves that are not dense, positions of k = fraction · n values once. In
-      the last phase also 4 bits a value from one worker, or 8 from each with "all_reduce".
+    Wire: after `dense_steps`, the positions of k values from the leader. In the last phase also 4
+      bits for each value, from the leader, or with "all_reduce" 8 bits for each from each worker.
 
-    Claims: with the default memory nothing is lost. In docs/results/training.md, a 4-bit quantizer
-      has a much smaller error with as many bits as the leader's code.
+    Claims: with the default memory, unsent values stay in the residual. In
+      docs/results/training.md, a 4-bit quantizer has a much smaller error than the leader's code.
 
-    Differs from the paper: see `LearnedCodes`. The memory is plain error feedback.
+    Differs from the paper: see `LearnedCodes`. The memory is `ErrorFeedback`.
 
     Example:
       >>> from fftgrad.contrib import learned

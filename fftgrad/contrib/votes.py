@@ -39,13 +39,13 @@ from fftgrad.training._pmean import compressed_pmean
 __all__ = ["TopVotes", "epsilon", "scale_by_datalens", "sensitivity"]
 
 NOISE = 1
-"""Number that is folded into the key of the noise."""
+"""Number to fold into the shared key, so that noise and codecs have different draws."""
 
 GRID_BITS = 10
-"""Bits of the noise below its standard deviation: the noise is a multiple of a power of two."""
+"""The noise is a multiple of a power of two, about sigma / 2^GRID_BITS."""
 
 TIE = 1e-6
-"""Tolerance of the threshold, because 3 · float32(1/10) is above 0.3."""
+"""Tolerance at the threshold for rounding errors: 3 · float32(1/10) is above 0.3."""
 
 
 @value
@@ -54,35 +54,36 @@ class TopVotes(Exchange):
 
     With S_i the positions of the k largest of |x_i|, worker i votes
 
-        v_i = sign(x_i) on S_i,  0 elsewhere,      mean = (Σ_i v_i + z) / w,   z ~ N(0, sigma² I),
+        v_i = sign(x_i) on S_i,  0 elsewhere,      mean = (Σ_i v_i + z) / w,   z ~ N(0, sigma² I).
 
-    or, with `clip`, at random: P(v = 1) = 1/2 + x / 2b on S_i, where b is the smaller of `clip` and
-    the largest |x_i|. Another gradient of one worker changes the L2 norm of the sum by at most
-    √(4k) = 2√k. So the noise bounds the information about a worker: see
-    `fg.contrib.votes.epsilon`. `fg.contrib.votes.scale_by_datalens` applies the threshold.
+    With `clip`, votes on S_i are random: for a value x, 1 with probability 1/2 + x / 2b, else -1,
+    where b is the smaller of `clip` and the largest |x_i|. If the gradient of one worker changes,
+    the L2 norm of the change of Σ_i v_i is at most 2√k. So the noise bounds the information about
+    one worker: see `epsilon`. `scale_by_datalens` applies the paper's threshold.
 
     All workers draw the same noise from `step.shared`. The noise protects the mean and the trained
-    model only if the key of `compressed_pmean` is secret; the default 0 is not. Workers are not
+    model only if the key of `compressed_pmean` is secret, unlike the default key 0. Workers are not
     protected from each other.
 
     Args:
       workers: w, the number of workers.
       fraction: share of the n values of a part on which a worker votes; k = ceil(fraction · n).
-      k: number of votes for each part instead of `fraction`; all n if n < k.
-      sigma: standard deviation of the noise on the sum of votes; 0 for none.
-      clip: b, for random votes; None for plain signs.
+      k: number of votes for each part instead of `fraction`; n votes if n < k.
+      sigma: standard deviation of the noise on the sum of votes; 0 for no noise.
+      clip: bound of the values for random votes; None for plain signs.
 
-    Wire: one collective, the smaller of two in a ring. A gather has 4 bytes and, for each vote, 1.6
-      bits and the position as in `TopK`. A sum of digits of base 2w + 1, as in
-      `QuantizedAllReduce`, has 4 ceil(n/d) + 4 bytes with d = floor(32 / log2(2w + 1)). At 1 % of
-      2^20 values, the sum is smaller for 223 workers and more.
+    Wire: one collective, the one with fewer link bytes. A gather has 4 bytes for the header and,
+      for each vote, 1.6 bits and the position as in `TopK`. A sum of digits of base 2w + 1, as in
+      `QuantizedAllReduce`, has 4 ceil(n/d) + 4 bytes with d = floor(32 / log2(2w + 1)). With 1 %
+      votes on 2^20 values, the sum has fewer link bytes from 223 workers on. d is the number of
+      digits in a 32-bit word.
 
     Claims: biased. All workers get the same bits. A worker's error is x_i - v_i - z / w, so the
-      mean equals the mean of the sent values. Zeros do not vote. If a value of any worker is not
-      finite, the whole mean is NaN, which is not private.
+      mean equals the mean of the sent values. The vote on a value 0 is 0. If a value of any worker
+      is not finite, the whole mean is NaN, which is not private.
 
-    Differs from the paper: votes travel to all workers, without a server; the threshold follows the
-      exchange; a zero does not vote, where the paper draws a sign; no random projection.
+    Differs from the paper: votes travel to all workers, without a server. The threshold follows the
+      exchange. The vote on 0 is 0, not a random sign. There is no random projection.
 
     Raises:
       ValueError: while tracing, if the axis does not have `workers` workers. With noise, also if
@@ -127,7 +128,7 @@ class TopVotes(Exchange):
         draws = _parts.rebuild(_normal(comm.step.shared, x, self.sigma), x)
 
         def noisy(mean: jax.Array, noise: jax.Array) -> jax.Array:
-            # Noise is added to the exact sum, because rounding errors would reveal the noise.
+            # Round to the exact sum first, because rounding errors would reveal the noise.
             return (jnp.round(mean * self.workers) + noise) * (1.0 / self.workers)
 
         return out._replace(
@@ -173,14 +174,13 @@ def _check_whole(x: PyTree, axis_name: AxisName) -> None:
 
 
 def _normal(key: jax.Array | None, like: PyTree, scale: float) -> list[jax.Array]:
-    """Draw Gaussian noise for each part by threefry."""
+    """Draw Gaussian noise for each part."""
     remedy = "pass Comm(axis_name, fg.Step.of(key))."
     check(key is not None, "TopVotes.mean(comm)", "have a key for the noise", "none", remedy)
     assert key is not None
-    # The key is folded, because codecs draw with the same key.
     own = jax.random.fold_in(key, NOISE)
-    # The noise is on a grid that contains the votes. So the last bits do not reveal a vote, and
-    # sums have the same rounding in all programs.
+    # Noise is rounded to multiples of `grid`, and votes are multiples too. So the last bits of the
+    # sum do not reveal a vote, and the sum has the same rounding in all programs.
     grid = min(1.0, 2.0 ** (math.floor(math.log2(scale)) - GRID_BITS))
     return [
         grid * jnp.round(scale / grid * jax.random.normal(jax.random.fold_in(own, i), (size,)))
@@ -190,7 +190,7 @@ def _normal(key: jax.Array | None, like: PyTree, scale: float) -> list[jax.Array
 
 @value
 class Vote(Quantizer):
-    """Quantizer: -1, 0 or 1 for each selected value. The header reports a NaN."""
+    """Quantizer: -1, 0 or 1 for each selected value. Only the header shows a NaN."""
 
     clip: float | None = None
 
@@ -218,20 +218,20 @@ def scale_by_datalens(
     bucketing: Bucketing = Bucketing(),
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Method: update by noisy votes on the signs of the largest values, above a threshold.
+    """Method: update by the sign of the noisy sum of votes, where the sum exceeds a threshold.
 
         f = Σ_i v_i + N(0, sigma²),    update = alpha · (1 if f > beta w, -1 if f < -beta w, else 0)
 
-    This is the paper's TopAgg. `fg.contrib.votes.epsilon(votes, params, ...)` bounds the
-    information about one worker's gradients in the updates and the trained model. docs/privacy.md
-    lists the protected parties.
+    The v_i are the votes of `TopVotes`, from w workers. This is the paper's TopAgg. `epsilon`
+    bounds the information about one worker's gradients in the updates and the trained model. See
+    docs/privacy.md for the parties that are protected.
 
     Args:
       votes: the exchange, with the number of votes and the noise.
-      beta: threshold, as a share of the workers.
+      beta: threshold on |f|, as a share of w.
       alpha: magnitude of the nonzero updates.
-      key: a secret key, equal on all workers, if there is noise. An attacker can try all 2^32
-        seeds, so take 64 bits from the operating system:
+      key: a secret key, equal on all workers; needed for noise. An attacker can try all 2^32 seeds,
+        so make a key of 64 bits from the operating system:
         `jax.random.wrap_key_data(np.frombuffer(os.urandom(8), np.uint32))`.
       bucketing: groups of leaves that are voted on together; see `Bucketing`.
       axis_name: the axis of the workers.
@@ -240,14 +240,14 @@ def scale_by_datalens(
       An optax transformation with updates -alpha, 0 and alpha. Chain `optax.scale` or `optax.sgd`
       after it.
 
-    Wire: that of `votes`.
+    Wire: as for `votes`.
 
     Claims: biased; no memory. All workers get the same updates. If a gradient is not finite, the
       updates are not finite either, which is not private.
 
-    Differs from the paper: in the paper, teachers vote on the gradients of generated data, and
-      release nothing else. Here, workers vote on their own gradients. `TopVotes` lists the other
-      differences.
+    Differs from the paper: the paper's teachers vote on the gradients of generated data, and
+      release only these votes. Here, workers vote on their own gradients. `TopVotes` lists the
+      other differences.
 
     Raises:
       ValueError: if there is noise and no key.
@@ -276,7 +276,7 @@ def scale_by_datalens(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, Any]:
         refuse_weight("scale_by_datalens", extra.get("weight"), *ONE_VOTE)
-        # float32, because a mean rounded to a leaf's dtype may cross the threshold.
+        # Keep the mean in float32. Rounding to a leaf's dtype may move it over the threshold.
         mean, state = pmean.update(widened(updates), state, params, **extra)
 
         def counted(share: jax.Array, own: jax.Array) -> jax.Array:
@@ -292,8 +292,8 @@ def scale_by_datalens(
 def sensitivity(votes: TopVotes, like: PyTree, *, bucketing: Bucketing = Bucketing()) -> float:
     """Function: compute the L2 sensitivity of the sum of votes to one worker's gradient.
 
-    A worker has at most K = Σ_j k_j votes of magnitude 1, over the parts j of all buckets. Another
-    gradient changes the sum by at most √(4K), if all K votes change their sign.
+    Worker i sends at most K = Σ_j k_j votes of magnitude 1, with k_j votes on part j. The sum
+    changes most if all these votes change their sign. Then its change has L2 norm √(4K).
 
     Args:
       votes: the exchange.
@@ -319,10 +319,10 @@ def epsilon(
 ) -> float:
     """Function: compute the ε for which all steps together are (ε, δ)-differentially private.
 
-    Neighboring data sets differ in all votes of one worker, in every step. So a record is covered
-    too, unless two workers have the record in the same step. Google's dp-accounting composes one
-    Gaussian mechanism for each step, without subsampling, because a worker votes in every step.
-    docs/privacy.md lists other data that leave the workers and are not counted.
+    Neighboring data sets differ in all data of one worker. So ε also holds for a single record,
+    unless two workers use the record in the same step. Google's dp-accounting composes a Gaussian
+    mechanism for each step. As a worker votes in every step, there is no gain from subsampling.
+    docs/privacy.md lists other data that leave the workers, which ε does not cover.
 
     Args:
       votes: the exchange.

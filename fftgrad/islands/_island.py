@@ -23,23 +23,25 @@ from fftgrad.islands._store import Performer, Steps, Store, StoreError, open_sto
 from fftgrad.memories import ErrorFeedback
 
 PATIENCE = 1.25
-"""Longest wait of a step, in deadlines: one for the round, and the time to close it."""
+"""Longest wait of a step, as a multiple of the deadline: 1 for the round, 0.25 to close it."""
 OVERDUE = 3
-"""Deadlines after a meeting until a step waits for its result."""
+"""Multiple of the deadline after which a step waits for the end of a round."""
 WEIGHTS = "[1e-6, 1e12]"
-"""Range of a step's weight; the sum over a round stays in the bounds of a contribution."""
+"""Range of a step's weight. The sum over the steps must fit the bounds of a contribution."""
 
 
 class Island:
-    """Function: join a run whose islands share only a store, and train in it.
+    """Function: join a run whose islands share only an object store, and train in it.
 
-    An island is a JAX program of one or more processes with its own mesh. After every H steps, it
-    contributes its compressed change. With the common parameters θ̄,
+    An island is a JAX program of one or more processes with its own mesh. All islands have the same
+    common parameters θ̄. After every H inner steps, an island with parameters θ contributes
+    C(θ̄ - θ) to a round, with C its codec. At the end of the round,
 
         θ̄ ← θ̄ + outer(Σ share · C(θ̄ - θ)),   θ ← mixing · θ + (1 - mixing) · θ̄.
 
-    The algorithm is that of `fg.optimizers.diloco`. The others wait for a crashed island once,
-    until the deadline of a round. A crashed island can rejoin under its name.
+    The shares of the contributions are their weights divided by the sum of all weights. This is the
+    algorithm of `fg.optimizers.diloco`. If an island crashes, the others wait for it in one round,
+    until the deadline. The crashed island can rejoin under its name.
 
         with fg.islands.Island("s3://bucket/run", "site-1", params, overlap_steps=5) as island:
             params = island.params
@@ -47,40 +49,41 @@ class Island:
                 params, state, loss = train(params, state, batch)
                 params = island.step(params, weight=batch.size, loss=loss)
 
-    A thread writes, lists, reads and decodes while the next steps run. A step waits for the thread
-    in two cases: at a meeting if `overlap_steps` is 0, and if three deadlines have passed since the
-    last meeting. After at most 1.25 deadlines, the island continues alone.
+    A background thread sends, reads and decodes contributions while the next steps run. A step
+    waits for this thread if `overlap_steps` is 0 and the step contributes, or if a round takes over
+    3 times the deadline. After at most 1.25 times the deadline, the island continues alone.
 
     Args:
       store: a URL, as for `open_store`, or the store that `open_store` returns.
-      name: name of the island. The newest start owns the name, and an earlier one raises an error
-        at its next meeting.
+      name: name of the island. If a second program starts under the name, the first one raises an
+        error at its next contribution.
       params: float32, bfloat16 or float16 arrays, with the same paths, shapes and dtypes on all
         islands. The run begins with the parameters of the first island.
       settings: settings of the run, the same on all islands.
-      outer: a function from the rate of the settings to the optimizer of the common parameters, the
-        same on all islands. With error feedback of a sparse codec, `fg.islands.nesterov` diverged.
+      outer: a function from `settings.rate` to the optimizer of the common parameters, the same on
+        all islands. With a sparse codec and error feedback, `fg.islands.nesterov` diverged.
       memory: error feedback, which keeps the unsent part of a change.
-      overlap_steps: τ, inner steps between a meeting and its effect, below H.
-      mixing: α, the share of its own parameters that an island keeps at a meeting, in [0, 1).
-      residual: `island.residual` of an earlier start. The manifests tell if its last contribution
-        counted. A residual that is too old is left out with a warning.
+      overlap_steps: minimum number of inner steps from a contribution to the new θ̄, below H.
+      mixing: the share of the island's own θ in its parameters after a round, in [0, 1).
+      residual: `island.residual` of an earlier start under this name. If a contribution after this
+        residual has counted, the island leaves the residual out and warns.
 
     Shapes: the common parameters are float32 for all dtypes of `params`.
 
-    Wire: a contribution has `fg.wire_bytes(exchange, params)` + 12 bytes for each part, and a
-      header of about 200 bytes. In each round an island writes one and reads those of the others.
+    Wire: a contribution has `fg.wire_bytes(exchange, params)` bytes, 12 bytes for each part, and a
+      header of about 200 bytes. In each round, an island writes its own contribution and reads the
+      contributions of the others.
 
-    Claims: all islands have the same bits after a round. They decode the same contributions in the
+    Claims: θ̄ has the same bits on all islands, because each island adds the contributions in the
       order of the manifest, by the same program on one CPU device. The bits depend on jaxlib and
       the instruction set. A digest in each contribution detects an island with other bits, which
-      then loads the next anchor. If the memory has decay 1, then for each island, counted changes +
+      must load the next anchor. If the memory has decay 1, then for each island, counted changes +
       residual = contributed changes, up to float32 rounding. Late contributions return to the
-      residual. Refused contributions are lost, and so is the residual of a crashed island without
-      a checkpoint. A crash at any instant leaves the old round or the new one.
+      residual. Refused contributions are lost. If an island crashes without a checkpoint, its
+      residual is lost too. After a crash at any instant, the round is either open or closed.
 
     Raises:
-      ValueError: if the run has another model, format, outer optimizer or other settings.
+      ValueError: if the run has another model, format or outer optimizer, or other settings.
       ConnectionError: if the store cannot be read or written.
 
     Example:
@@ -128,8 +131,8 @@ class Island:
         _first_says(join)
         self._steps, self._weight = 0, 0.0
         self._losses: list[Any] = []
-        self._sent: tuple[int, float] | None = None  # step and time of an open meeting
-        self._last = 0  # step of the last meeting
+        self._sent: tuple[int, float] | None = None  # step and time of a contribution in flight
+        self._last = 0  # step of the last contribution
         self._take_anchor(host)
         self.params: PyTree = self._model.to_params(self._start, params)
 
@@ -145,10 +148,10 @@ class Island:
         If the store does not answer, the island continues alone, and `trouble` gives the reason.
 
         Args:
-          params: the parameters after this step. They may be donated to the next one.
-          weight: weight of the step in the mean of all islands, such as its number of tokens. An
-            island's weight in a round is the sum over its steps.
-          loss: loss of the step, for the status of the run. The host reads it at the meeting.
+          params: the parameters after this step. The next step may donate them.
+          weight: weight of the step in the mean of all islands, such as its number of tokens. The
+            weight of a contribution is the sum of its steps' weights.
+          loss: loss of the step, for `status`. The host reads it when the island contributes.
 
         Raises:
           ValueError: if a later start has claimed the name of the island.
@@ -169,11 +172,10 @@ class Island:
         return self._rejoin(params) if is_due and self._is_done(self._patience()) else params
 
     def _is_done(self, seconds: float) -> bool:
-        """Wait for the thread; return True on all processes if it is idle."""
+        """Wait at most this many seconds for the thread; return True on all processes if idle."""
         return _first_says(lambda: self._courier is None or self._courier.wait(seconds))
 
     def _patience(self) -> float:
-        """Return the longest wait of this step, in seconds."""
         if self._sent is None or self._courier is None:
             return 0.0
         at, when = self._sent
@@ -185,7 +187,6 @@ class Island:
         return 0.0
 
     def _longest(self) -> float:
-        """Return the longest wait for a round, in seconds."""
         return PATIENCE * self.settings.deadline if self._courier else 0.0
 
     def _meet(self, params: PyTree) -> None:
@@ -226,20 +227,20 @@ class Island:
 
     @property
     def round(self) -> int:
-        """Number of the open round, before which the island's parameters were computed."""
+        """Number of the round whose anchor the island's inner steps started from."""
         return self._base
 
     @property
     def digest(self) -> str:
         """Digest of the common parameters, equal on islands with equal bits.
 
-        Only the first process of an island has this property and the following ones.
+        `digest`, `outcomes` and `residual` need the first process of an island.
         """
         return self._member.anchor.digest
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        """Outcomes of all contributions."""
+        """Outcomes of all contributions since the start of the island."""
         return tuple(self._member.ledger.outcomes)
 
     @property
@@ -258,11 +259,11 @@ class Island:
         return self._member.ledger.saved(self._member.who, self._member.sent, self._member.run)
 
     def finish(self, params: PyTree | None = None) -> PyTree:
-        """Return the common parameters at the end, after a wait like that of `step`.
+        """Wait for open rounds, each at most 1.25 times the deadline; return the common parameters.
 
         Args:
-          params: the parameters after the last step, to contribute the change since the last
-            meeting. The change is left out without them, or if that meeting is still open.
+          params: the parameters after the last step. With them, the island contributes its last
+            change, unless an earlier contribution is still in flight after the wait.
         """
         if params is not None and self._sent is not None and self._is_done(self._longest()):
             params = self._rejoin(params)
@@ -276,7 +277,7 @@ class Island:
         return self._model.to_params(self._start, self.params)
 
     def close(self) -> None:
-        """Leave the run. The others wait for the island once, until the deadline of a round."""
+        """Leave the run. The others wait for this island in one round, until the deadline."""
         self._is_closed = True
         if self._courier is not None:
             self._courier.close()
@@ -292,9 +293,9 @@ NO, YES, FAILED = range(3)
 
 
 def _first_says(ask: Callable[[], bool]) -> bool:
-    """Ask on the first process, which alone uses the store, and return its answer on all.
+    """Return the answer of `ask` on all processes. Only the first process, with the store, asks.
 
-    If the first process fails, all processes raise an error.
+    If `ask` fails, all processes raise an error.
     """
     told, failure = NO, None
     if jax.process_index() == 0:
@@ -320,8 +321,8 @@ class _Closed(Exception):  # noqa: N818 (ends a wait, and is not an error)
 class Courier:
     """Background thread that contributes the changes of an island, one at a time.
 
-    The thread owns the member while it contributes a change. Otherwise, the program owns it, so no
-    lock is needed.
+    While the thread contributes a change, only the thread modifies the member. Otherwise, only the
+    program does. So no lock is needed.
     """
 
     def __init__(self, member: Member, store: Store) -> None:
@@ -341,7 +342,7 @@ class Courier:
         return self._unreached or self.member.trouble
 
     def start(self, steps: Steps[Any]) -> None:
-        """Run the first steps, whose errors the program gets, and start the thread."""
+        """Join the run, raising errors in the program, and then start the thread."""
         self.performer.run(steps)
         self._thread.start()
 
@@ -351,7 +352,7 @@ class Courier:
         self._jobs.put(change)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for at most so many seconds; return True if the thread is idle."""
+        """Wait at most this many seconds for the thread; return True if the thread is idle."""
         done = self._idle.wait(seconds)
         if self._error is not None:
             raise self._error
@@ -361,7 +362,6 @@ class Courier:
         return done
 
     def close(self) -> None:
-        """End the thread, even during a wait."""
         self._closing.set()
         self._jobs.put(None)
         self._thread.join()

@@ -1,12 +1,12 @@
 """Layout of the store.
 
     run.json                                the model and the settings
-    islands/NAME/000001                     the first start, or incarnation, under a name
+    islands/NAME/000001                     the first start (incarnation) under a name
     rounds/000000007/NAME.000001            a contribution to round 7
     rounds/000000007/manifest.json          the contributions that count; never removed
-    anchors/000000007                       the common parameters before round 7
+    anchors/000000007                       the common state before round 7
 
-Objects are never changed. A key is created only if it is unused.
+Islands never overwrite an object. They create it only if its key is unused.
 """
 
 import re
@@ -22,7 +22,7 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Who(NamedTuple):
-    """An island's name, and the number of its start under this name."""
+    """Name of an island, and number of the start under this name."""
 
     island: str
     incarnation: int
@@ -61,7 +61,7 @@ def anchor(number: int) -> str:
 
 
 def number_of(key: str) -> int | None:
-    """Return the round of an anchor's key or of a key in a round's folder; None for others."""
+    """Return the round in the key of an anchor or of a round's object; None for other keys."""
     found = re.match(r"(?:rounds|anchors)/(\d{9})(?:/|$)", key)
     return int(found[1]) if found else None
 
@@ -71,5 +71,4 @@ def claims(name: str) -> str:
 
 
 def claim(who: Who) -> str:
-    """Return the key by which a start claims its name."""
     return f"{claims(who.island)}{who.incarnation:06}"

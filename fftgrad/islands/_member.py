@@ -1,10 +1,10 @@
-"""The protocol of an island, as generators of requests without threads, clocks and stores.
+"""The protocol of an island: generators that yield requests, without threads, clocks or stores.
 
-A run is a chain of rounds. The anchor before round r + 1 is a pure function of the anchor before
-round r, the manifest of r, and the contributions that the manifest lists. So all islands compute
-the same bits. The first island that sees all contributions, or the end of the deadline, creates the
-manifest, and the others obey it. Only the manifest decides, so a crash between any two requests
-leaves the old round or the new one.
+A run is a chain of rounds. A pure function computes the anchor before round r + 1 from the anchor
+before round r, the manifest of r, and the contributions in the manifest. So all islands compute the
+same bits. An island creates the manifest when it sees all contributions or when the deadline ends.
+The first manifest is final, and all islands obey it. The store creates it atomically, so after a
+crash between any two requests the round is either open or closed.
 """
 
 import secrets
@@ -23,15 +23,15 @@ from fftgrad.islands._store import Clock, Create, List, Steps, Wait
 from fftgrad.memories import ErrorFeedback
 
 OVERDUE = 3
-"""Deadlines after the end of a round until an island whose anchor is in the minority may close it.
+"""Multiple of the deadline that an island with a minority anchor waits before it closes a round.
 
-Before that, the island recomputes its anchor."""
+The wait starts at the end of the round. After the wait, the island first recomputes its anchor."""
 
 
 class Member:
-    """Protocol state of an island, which joins a run, contributes, and obeys and closes rounds.
+    """Protocol state of an island that joins a run, contributes changes and closes rounds.
 
-    A generator may be dropped at any request or after an error of the store, and called again.
+    After an error of the store, or at any request, a caller may drop a generator and start it anew.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class Member:
         self._is_written = True  # True if the store has the last contribution
         self._former = residual
         self._model = model.digest
-        self._alone = -1  # the round that it may close with an anchor in the minority
+        self._alone = -1  # round that this island may close with a minority anchor
 
     def start(self, params: Tree) -> Steps[None]:
-        """Join the run of the store, or begin one with these parameters."""
-        # Before any write, because the codec may not fit.
+        """Join the run of the store, or begin a run with these parameters."""
+        # Try the programs before any write, because the codec may not fit the parameters.
         first = _round.first_anchor(params, self.programs)
         state = first.params, first.outer
         self.programs.try_out(self.ledger.memory, state, self.settings.islands)
@@ -80,7 +80,7 @@ class Member:
         self.free = yield Clock()
 
     def _recall(self) -> Steps[None]:
-        """Load the residual of an earlier start, after its last round has closed."""
+        """Load the residual of an earlier start, after the round of its last contribution."""
         tree = None
         if (former := self._former) is not None:
             number = self.anchor.round
@@ -92,13 +92,13 @@ class Member:
         self.ledger.begin(self.anchor.round, tree)
 
     def hand_in(self, change: Change) -> Steps[None]:
-        """Contribute a change, and wait for the end of its round."""
+        """Contribute a change, and wait for the end of the round."""
         self.damage = yield from _run.check_run(self.run)
         yield from self.contribute(change)
         yield from self.finish()
 
     def contribute(self, change: Change) -> Steps[None]:
-        """Compress a change for the open round if it can count, once for each change."""
+        """Compress a change for the open round, unless an earlier call has done so."""
         if change is self._change:
             return
         yield from _run.check_name(self.who)
@@ -134,7 +134,7 @@ class Member:
         self.awaited, self._is_written, self._change = number, False, change
 
     def finish(self) -> Steps[None]:
-        """Wait for the end of the round of the last contribution, or close the round."""
+        """Wait until the round of the last contribution is closed, or close it."""
         pause = self.settings.deadline / 50
         while self.anchor.round <= self.awaited or self.ledger.pending:
             if not self._is_written:
@@ -149,7 +149,7 @@ class Member:
         self.free = yield Clock()
 
     def _look(self) -> Steps[None]:
-        """Obey the manifest of the awaited round, or write it if the round can close."""
+        """Obey the manifest of the awaited round, or create one if the round can close."""
         number, manifest = self.awaited, None
         if self.anchor.round < number:
             yield from self.catch_up()
@@ -162,7 +162,7 @@ class Member:
             yield from self._close()
 
     def _decision(self, number: int) -> Steps[Manifest | None]:
-        """Read the manifest of a round. If it is damaged, wait for an anchor after the round."""
+        """Read the manifest of a round. If it is damaged, continue from a newer anchor."""
         try:
             return (yield from _round.decision(number))
         except DamagedError as error:
@@ -175,8 +175,8 @@ class Member:
         return None
 
     def _close(self) -> Steps[None]:
-        """Create the manifest of the open round, or obey that of a faster island."""
-        yield from self.gathering.read(self.who)  # from the store, like the others
+        """Create the manifest of the open round, or obey the manifest of a faster island."""
+        yield from self.gathering.read(self.who)  # own contribution, as the others read it
         now, number = (yield Clock()), self.anchor.round
         manifest = _round.manifest_of(
             self.gathering,
@@ -189,7 +189,7 @@ class Member:
         )
         if manifest is None:
             if now > self.gathering.end + OVERDUE * self.settings.deadline:
-                # From the newest intact anchor and the manifests since.
+                # Recompute the anchor from the newest intact one and the manifests after it.
                 found, _ = yield from _round.newest_anchor(self.programs)
                 if found is not None:
                     self.take(found)
@@ -198,13 +198,13 @@ class Member:
             return
         yield from _run.check_run(self.run)
         yield Create(_keys.manifest(number), manifest.to_bytes())
-        manifest = yield from self._decision(number)  # from the store, like the others
+        manifest = yield from self._decision(number)  # another island may have been faster
         if manifest is not None:
             yield from self.obey(manifest)
 
     @property
     def anchor(self) -> Anchor:
-        """Anchor before the open round."""
+        """Common state of all islands before the open round."""
         return self.gathering.anchor
 
     @anchor.setter
@@ -212,7 +212,7 @@ class Member:
         self.gathering.anchor = anchor
 
     def tell(self, trouble: str) -> None:
-        """Record a problem, and warn the program if it waits for the start."""
+        """Record a problem. During the start, also warn, because the program cannot read it."""
         self.trouble = trouble
         if not self.who.incarnation:
             warnings.warn(f"Island: {trouble}.", UserWarning, stacklevel=2)
@@ -227,7 +227,7 @@ class Member:
                 yield from self.obey(manifest)
 
     def obey(self, manifest: Manifest) -> Steps[None]:
-        """Take the outer step of a round, completely or not at all."""
+        """Take the outer step of a round. If data for the step are missing, load a newer anchor."""
         self.ledger.resolve(manifest, self.who)
         before = self.anchor
         if manifest.round != before.round:

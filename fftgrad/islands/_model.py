@@ -1,7 +1,7 @@
-"""Parameters of an island on its host, and the common programs of all islands.
+"""Parameters of an island on the host, and the programs that all islands run.
 
-All islands run these programs on one CPU device. On different accelerators or meshes, sums would
-have another order and other rounding errors.
+Each island runs these programs on one CPU device. On accelerators or meshes that differ, sums would
+have different orders, and thus different rounding errors.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from fftgrad.tools import _bytes
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Tree: TypeAlias = dict[str, Array]
-"""Float32 leaves by path, equal for all containers of the parameters."""
+"""Float32 leaves by path. The containers of the parameters do not matter."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Model:
     """Paths, shapes and dtypes of the parameters of a program."""
 
     structure: Any
-    leaves: tuple[tuple[str, tuple[int, ...], str], ...]  # path, shape and dtype of each
+    leaves: tuple[tuple[str, tuple[int, ...], str], ...]  # path, shape and dtype of each leaf
 
     @classmethod
     def of(cls, params: PyTree) -> "Model":
@@ -47,7 +47,7 @@ class Model:
 
     @property
     def described(self) -> list[list[Any]]:
-        """Paths, shapes and dtypes of the leaves for JSON, in the order of the paths."""
+        """Paths, shapes and dtypes of the leaves for JSON, sorted by path."""
         return sorted([path, list(shape), dtype] for path, shape, dtype in self.leaves)
 
     @property
@@ -58,26 +58,26 @@ class Model:
 
     @property
     def likes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes of a `Tree` of this model."""
+        """Shapes of the float32 leaves of a `Tree`."""
         return {p: jax.ShapeDtypeStruct(shape, jnp.float32) for p, shape, _ in sorted(self.leaves)}
 
     def check(self, params: PyTree) -> None:
-        """Refuse parameters of other paths, shapes or dtypes."""
+        """Refuse parameters with other paths, shapes or dtypes than the model."""
         found = _leaves_of(params)
         odd = [leaf for leaf in found if leaf not in self.leaves] or [*found]
         rule, remedy = "have the leaves of Island(params)", "pass the parameters of the island."
         check(found == self.leaves, "Island.step(params)", rule, brief(odd), remedy)
 
     def to_host(self, params: PyTree) -> Tree:
-        """Copy the parameters to the host. They may be donated or moved afterwards."""
+        """Copy the parameters to the host, so that the program may donate or move them."""
         return {path: _to_host(leaf) for path, leaf in sorted(by_path(params).items())}
 
     def as_held(self, tree: Tree) -> Tree:
-        """Round the leaves to the dtypes of the program."""
+        """Round the float32 leaves to the dtypes of the program's parameters."""
         return {p: tree[p].astype(dtype).astype(np.float32) for p, _, dtype in sorted(self.leaves)}
 
     def to_params(self, tree: Tree, like: PyTree) -> PyTree:
-        """Return the parameters of the program, with the shardings and dtypes of `like`."""
+        """Convert a `Tree` to parameters with the shardings and dtypes of `like`."""
         pairs = zip(self.leaves, jax.tree.leaves(like), strict=True)
         leaves = [_to_devices(tree[path], leaf) for (path, *_), leaf in pairs]
         return jax.tree.unflatten(self.structure, leaves)
@@ -89,14 +89,14 @@ def _leaves_of(params: PyTree) -> tuple[tuple[str, tuple[int, ...], str], ...]:
 
 
 def _to_host(leaf: Any) -> Any:
-    """Copy a whole array in float32 to the host of each process."""
+    """Copy a whole array to the host of each process, as float32."""
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         leaf = multihost_utils.process_allgather(leaf, tiled=True)
     return np.array(leaf, np.float32)
 
 
 def _to_devices(value: np.ndarray[Any, Any], like: Any) -> Any:
-    """Copy an array of the host to the sharding and dtype of another array."""
+    """Copy a host array to devices, with the sharding and dtype of `like`."""
     value = value.astype(like.dtype)
     if not isinstance(like, jax.Array):
         return jax.device_put(value)
@@ -104,13 +104,12 @@ def _to_devices(value: np.ndarray[Any, Any], like: Any) -> Any:
 
 
 def check_finite(tree: Tree) -> None:
-    """Refuse parameters that are not finite."""
     bad = [path for path, leaf in tree.items() if not np.isfinite(leaf).all()]
     check(not bad, "Island(params)", "be finite", bad, "pass the initial ones.")
 
 
 def blended(own: Tree, common: Tree, share: float) -> Tree:
-    """Blend an island's own leaves into the common ones, except leaves that are not finite."""
+    """Return share · own + (1 - share) · common. A leaf that is not finite in `own` has share 0."""
     kept = np.float32(share)
     return {
         path: kept * own[path] + (1 - kept) * leaf if np.isfinite(own[path]).all() else leaf
@@ -119,7 +118,7 @@ def blended(own: Tree, common: Tree, share: float) -> Tree:
 
 
 Outer = Callable[[float], optax.GradientTransformation]
-"""Function from a learning rate to an optimizer whose state has the same shape at all rates."""
+"""Function from a learning rate to an optimizer. The state has the same shapes for all rates."""
 
 
 def nesterov(rate: float) -> optax.GradientTransformation:
@@ -136,7 +135,7 @@ def nesterov(rate: float) -> optax.GradientTransformation:
 
 
 def on_host() -> AbstractContextManager[Any]:
-    """Make the first CPU device the default. An error of JAX means that JAX_PLATFORMS lacks cpu."""
+    """Make the first CPU device the default. If JAX raises an error, JAX_PLATFORMS lacks cpu."""
     return jax.default_device(jax.local_devices(backend="cpu")[0])
 
 
@@ -145,13 +144,13 @@ class Programs:
     """Programs of a run, which compress, decode and average changes."""
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]  # path and shape of each leaf, by path
-    exchange: AllGather  # the codec, and the rule of the mean
+    exchange: AllGather  # the codec, and whether the mean is clipped
     outer: Outer = optax.sgd
-    rate: float = 1.0  # of the settings
+    rate: float = 1.0  # learning rate of `outer`
 
     @classmethod
     def of(cls, model: Model, *args: Any) -> "Programs":
-        """Make the programs for a model; `args` are the fields after `shapes`."""
+        """Make the programs for a model. `args` are the fields exchange, outer and rate."""
         return cls(tuple((path, like.shape) for path, like in model.likes.items()), *args)
 
     @functools.cached_property
@@ -164,31 +163,30 @@ class Programs:
 
     @functools.cached_property
     def _buckets(self) -> list[Parts]:
-        """Codec of the parts of each bucket."""
+        """For each bucket, the codecs of its parts."""
         buckets = _bucketing.bucket_likes(self.like, self._bucketing)
         return [_parts.codec_of(self.exchange.codec, bucket) for bucket in buckets]
 
     @functools.cached_property
     def _of_parts(self) -> list[tuple[Codec, Like]]:
-        """Codec and shape of each part, in the order of the payloads."""
+        """Codec and shape of each part, in payload order."""
         return [pair for codec in self._buckets for pair in codec.pairs]
 
     def init(self) -> Any:
-        """Return the state of the codecs before the first round."""
         with on_host():
             return [codec.init() for codec in self._buckets]
 
     def compress(
         self, memory: Memory, change: Tree, kept: Any, states: Any, number: int, own: int
     ) -> tuple[list[Payloads], Tree, Any, Any]:
-        """Compress a change; return payloads, decoded values, and the next states."""
+        """Compress a change; return payloads, the decoded change, and memory and codec states."""
         with on_host():
             return jax.device_get(
                 _compress(self, memory, change, kept, states, np.int32(number), np.uint32(own))
             )
 
     def decode(self, payloads: list[Payloads], number: int) -> list[Array]:
-        """Decode the payloads of one contribution into vectors."""
+        """Decode the payloads of one contribution into a vector for each part."""
         with on_host():
             return jax.device_get(_decode(self, payloads, np.int32(number)))
 
@@ -199,10 +197,10 @@ class Programs:
         shares: Sequence[float],
         number: int,
     ) -> tuple[Tree, PyTree]:
-        """Return the parameters and the outer state after a round, a pure function.
+        """Return the parameters and the outer state after a round. This function is pure.
 
-        Contributions are added in their order. Copies with weight 0 pad them to a power of two, so
-        that few programs are compiled.
+        The sum adds the contributions in the order of `sent`. Copies with weight 0 pad their number
+        to a power of two, so that few programs are compiled.
         """
         size = 1 << (len(sent) - 1).bit_length()
         filled = [*sent, *[sent[0]] * (size - len(sent))]
@@ -213,9 +211,9 @@ class Programs:
             return jax.device_get(_advance(self, state, stacked, weights, np.int32(number)))
 
     def try_out(self, memory: Memory, state: tuple[Tree, PyTree], islands: int) -> None:
-        """Compile all programs before the first step, because a round has a deadline.
+        """Compile all programs in advance, because a round has a deadline.
 
-        This also raises the error of a codec that does not fit the parameters.
+        If the codec does not fit the parameters, this call raises the error.
         """
         with on_host():
             kept = memory.init(self.like)
@@ -227,14 +225,14 @@ class Programs:
             self.advance(state, [payloads] * size, [1.0 / size] * size, 0)
 
     def to_bytes(self, payloads: list[Payloads]) -> list[bytes]:
-        """Return the bytes of each payload, by `fg.tools.to_bytes`."""
+        """Convert each payload to bytes by `fg.tools.to_bytes`."""
         flat = [payload for bucket in payloads for payload in bucket]
         with on_host():
             pairs = zip(flat, self._of_parts, strict=True)
             return [_bytes.to_bytes(payload, codec, like) for payload, (codec, like) in pairs]
 
     def from_bytes(self, blobs: Sequence[bytes | memoryview]) -> list[Payloads]:
-        """Read payloads; raise `DamagedError` for those of other codecs or shapes."""
+        """Parse payloads; raise `DamagedError` if they are of other codecs or shapes."""
         if len(blobs) != len(self._of_parts):
             raise DamagedError(f"of {len(blobs)} parts in place of {len(self._of_parts)}")
         with on_host():
@@ -250,7 +248,7 @@ class Programs:
 
 
 def _step(number: Any, own: Any = 0) -> Step:
-    """Return the step of a round, with the common random key and that of an island."""
+    """Return the `Step` of a round, with a shared random key and an island's local key."""
     return Step.of(jax.random.fold_in(jax.random.key(0), number), number).fold_local(own)
 
 
@@ -299,7 +297,7 @@ def _advance(programs: Programs, state: Any, sent: Any, shares: Any, number: Any
 
 
 def _mean(exchange: AllGather, codec: Parts, payloads: Any, shares: jax.Array, step: Step) -> Any:
-    """Average the decoded payloads by their shares, clipped if the exchange requires it."""
+    """Average the decoded payloads with weights `shares`; clip them if the exchange says so."""
     if exchange.clip_to_median:
         return clipped_mean(lambda p: codec.decompress(p, step), payloads, shares)
     return codec.mean(payloads, jnp.zeros((), jnp.float32), step, shares)

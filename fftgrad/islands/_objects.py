@@ -1,4 +1,4 @@
-"""Objects of a store as bytes with checksums: contributions, manifests, and their frame."""
+"""Bytes of the objects in a store, with checksums: contributions and manifests."""
 
 import hashlib
 import json
@@ -11,26 +11,26 @@ from fftgrad._values import check
 from fftgrad.islands._keys import Who
 
 FORMAT = 3
-"""Version of the layout and meaning of all objects. Raise it with each change."""
+"""Version of all objects. Raise the version with each change of their layout or meaning."""
 
 HEAD = struct.Struct("<4sHHI")
-"""Magic, format, zero, bytes of the header. The tail is a CRC-32 of all bytes before it."""
+"""Magic, format, zero, and header size in bytes. The tail is a CRC-32 of all earlier bytes."""
 TAIL = struct.Struct("<I")
 
 
 class DamagedError(ValueError):
-    """Bytes that are not an object of this format."""
+    """Raised for bytes that are not an intact object of this format."""
 
 
 def pack(magic: bytes, header: dict[str, Any], blobs: Sequence[bytes | memoryview]) -> bytes:
-    """Return the bytes of an object, the inverse of `unpack`."""
+    """Return an object as bytes: the inverse of `unpack`."""
     text = json.dumps(header | {"sizes": [len(blob) for blob in blobs]}, sort_keys=True).encode()
     data = b"".join((HEAD.pack(magic, FORMAT, 0, len(text)), text, *blobs))
     return data + TAIL.pack(zlib.crc32(data))
 
 
 def unpack(magic: bytes, data: bytes) -> tuple[dict[str, Any], list[memoryview]]:
-    """Verify an object and return its header and blobs, without executing anything."""
+    """Verify an object, and return its header and blobs. No code in the object can run."""
     view = memoryview(data)
     if len(view) < HEAD.size + TAIL.size:
         raise DamagedError("cut off")
@@ -51,13 +51,13 @@ def unpack(magic: bytes, data: bytes) -> tuple[dict[str, Any], list[memoryview]]
 
 
 def pack_json(found: dict[str, Any]) -> bytes:
-    """Return an object of JSON with its format and checksum."""
+    """Return a JSON object as bytes, with the format and a checksum."""
     told = found | {"format": FORMAT}
     return _text(told | {"crc32": zlib.crc32(_text(told))})
 
 
 def unpack_json(data: bytes) -> dict[str, Any]:
-    """Verify an object of JSON and return its contents with the format."""
+    """Verify a JSON object, and return its contents and format."""
     found = read_json(data)
     if found.pop("crc32", None) != zlib.crc32(_text(found)):
         raise DamagedError("altered")
@@ -69,7 +69,7 @@ def _text(found: dict[str, Any]) -> bytes:
 
 
 def read_json(data: bytes) -> dict[str, Any]:
-    """Parse an object of JSON without verifying the checksum."""
+    """Parse a JSON object without verifying the checksum."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -80,7 +80,7 @@ def read_json(data: bytes) -> dict[str, Any]:
 
 
 def check_format(found: dict[str, Any], what: str) -> None:
-    """Refuse an object of another format. An island waits for no repair, as of a damaged object."""
+    """Refuse an object of another format. Unlike damage, this always stops the island."""
     version, rule = found.get("format"), f"have format {FORMAT}"
     remedy = "use the fftgrad that wrote it, or another folder."
     check(version == FORMAT, "Island(store)", rule, f"{what} of format {version!r}", remedy)
@@ -88,20 +88,20 @@ def check_format(found: dict[str, Any], what: str) -> None:
 
 CONTRIBUTION = b"FFTC"
 LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e18
-"""Bounds of a weight, so that each share is a positive float32 and the sum is finite."""
+"""Bounds of a weight. They keep each share positive in float32, and the sum finite."""
 
 
 class Contribution(NamedTuple):
-    """The change of an island for a round: a header, and payloads as bytes."""
+    """The compressed change of an island in a round: a header, and payloads as bytes."""
 
     who: Who  # the island
     round: int  # the round of the contribution
     base: int  # the round of the parameters from which the change starts
     anchor: str  # digest of the island's anchor before the round
     model: str  # digest of paths, shapes and dtypes
-    weight: float  # in the mean, such as tokens
+    weight: float  # weight in the mean, such as a number of tokens
     loss: float | None  # mean loss of the inner steps, for the status
-    fault: str  # reason why a live island has no change to contribute
+    fault: str  # reason for a contribution without a change
     blobs: Sequence[bytes | memoryview]
 
     def to_bytes(self) -> bytes:
@@ -111,7 +111,7 @@ class Contribution(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Contribution":
-        """Read the contribution of an object; raise `DamagedError` for other bytes."""
+        """Parse a contribution; raise `DamagedError` if the bytes are not one."""
         header, blobs = unpack(CONTRIBUTION, data)
         who = Who(header.pop("island"), header.pop("incarnation"))
         if not LEAST_WEIGHT <= header["weight"] <= MOST_WEIGHT:
@@ -153,7 +153,7 @@ class Refusal(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """The list of the contributions that count in a round, which all islands obey."""
+    """List of the contributions that count in a round. All islands obey the list."""
 
     round: int
     by: Who  # the writer
@@ -166,7 +166,7 @@ class Manifest(NamedTuple):
 
     @property
     def shares(self) -> list[float]:
-        """Shares of the contributions in the mean, with sum 1."""
+        """Weights of the counted contributions, divided by their sum."""
         total = sum(entry.weight for entry in self.counted)
         return [entry.weight / total for entry in self.counted]
 
@@ -178,7 +178,7 @@ class Manifest(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes, number: int) -> "Manifest":
-        """Read the manifest of a round; raise `DamagedError` for other bytes."""
+        """Parse the manifest of a round; raise `DamagedError` if the bytes are not one."""
         found = unpack_json(data)
         check_format(found, f"a manifest of round {number}")
         del found["format"]

@@ -21,14 +21,14 @@ class Residual(NamedTuple):
     """Unsent changes of an island, as arrays for any checkpoint.
 
     Attributes:
-      after: the residual if the last contribution counts, by path.
-      before: the residual if the last contribution is refused.
-      sent: the decoded last contribution, which returns to the residual if late; zeros after the
-        end of its round.
-      round: the round of the last contribution, or the one before the start of the island.
-      name: checksum of the island's name, uint32.
-      incarnation: number of the start of the island.
-      run: checksum of the run, uint32.
+      after: the residual if the last contribution counts; float32 arrays by path.
+      before: the residual if the last contribution is refused; float32 arrays by path.
+      sent: the last contribution, decoded, which returns to the residual if it comes late. Zeros
+        after the end of the round.
+      round: round of the last contribution; without one, the round before the island's start.
+      name: CRC-32 of the island's name, uint32.
+      incarnation: number of the start under this name.
+      run: CRC-32 of the bytes of run.json, uint32.
 
     Example:
       >>> with fg.islands.Island("memory://", "a", {"w": jnp.zeros(2)}) as island:
@@ -64,15 +64,15 @@ def refuse_other(residual: object, name: str, model: Model) -> None:
 
 
 def check_run(residual: Residual | None, run: bytes) -> None:
-    """Refuse the residual of another run, such as one that was in the store before."""
+    """Refuse the residual of another run, such as an earlier run in the same store."""
     same = residual is None or int(residual.run) == checksum(run)
     check(same, "Island(residual)", "be of this run", "another's", "leave it out.")
 
 
 def is_open(residual: Residual, own: Who, opened: int) -> Steps[bool]:
-    """Return True if an earlier start, not before that of the residual, contributed to this round.
+    """Return True if the start of the residual or a later one contributed to the round `opened`.
 
-    A contribution that is newer than the residual has the same change.
+    If so, the residual has the change of this contribution, even if the contribution is newer.
     """
     for incarnation in range(int(residual.incarnation), own.incarnation):
         key = _keys.contribution(opened, Who(own.island, incarnation))
@@ -82,10 +82,10 @@ def is_open(residual: Residual, own: Who, opened: int) -> Steps[bool]:
 
 
 def left(residual: Residual, name: str, opened: int) -> Steps[Tree | None]:
-    """Return the residual after all closed rounds; None if the manifests do not determine it.
+    """Return the residual after the rounds before `opened`; None if manifests do not determine it.
 
     The manifests tell if the last contribution counted. If a later contribution of the island
-    counted, an unknown part of the residual has been sent.
+    counted, it contains an unknown part of the residual.
     """
     own = Who(name, int(residual.incarnation))
     fate = {path: residual.after[path] + residual.sent[path] for path in residual.after}
@@ -120,7 +120,7 @@ def _leave_out(name: str, residual: Residual, why: str) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Change:
-    """The change of an island in its inner steps."""
+    """Change of an island's parameters by its inner steps."""
 
     tree: Tree  # the parameters before the steps minus those after them
     base: int  # the round of the anchor from which the steps started
@@ -138,8 +138,8 @@ class Outcome(NamedTuple):
     Attributes:
       round: the round of the contribution.
       counted: True if the contribution is in the mean of the round.
-      kept: True if the contribution returned to the residual.
-      reason: reason why the contribution does not count.
+      kept: True if the contribution came late and returned to the residual.
+      reason: reason why the contribution does not count; "" if it counts.
     """
 
     round: int
@@ -152,29 +152,29 @@ class Pending(NamedTuple):
     """A contribution to an open round."""
 
     round: int
-    sent: Tree  # decoded
-    memory: Any  # the state of the memory if the contribution counts
-    states: Any  # the states of the codecs if the contribution counts
+    sent: Tree  # the decoded contribution
+    memory: Any  # next state of the memory if the contribution counts
+    states: Any  # next states of the codecs if the contribution counts
 
 
 REFUSALS = 2
-"""Consecutive refused contributions after which the island warns."""
+"""Number of consecutive refused contributions after which the island warns."""
 
 
 class Book(NamedTuple):
-    """State of a ledger, replaced atomically, because a thread writes and the program reads."""
+    """State of a ledger, replaced as a whole, because a thread writes and the program reads."""
 
-    kept: Any  # the state of the memory, without the pending contribution
-    states: Any = None  # the states of the codecs
+    kept: Any  # state of the memory before the pending contribution
+    states: Any = None  # states of the codecs before the pending contribution
     pending: Pending | None = None
-    taken: Change | None = None  # the last change that the book contains
-    last: int = -1  # the round of the last contribution
+    taken: Change | None = None  # last change that the ledger recorded
+    last: int = -1  # round of the last contribution
 
 
 class Ledger:
-    """The memory of an island, and the outcomes of its contributions.
+    """Memory of an island, and the outcomes of its contributions.
 
-    With decay 1, counted changes + `residual` = contributed changes that were not refused.
+    With decay 1, counted changes + `residual` = all contributed changes except refused ones.
     """
 
     def __init__(self, memory: ErrorFeedback, model: Model) -> None:
@@ -190,14 +190,14 @@ class Ledger:
 
     @property
     def residual(self) -> Tree:
-        """Residual if the pending contribution is late."""
+        """Residual, including the pending contribution, if any."""
         pending = self.pending
         if pending is None:
             return self._book.kept.residual
         return self._put_back(pending.sent, pending.memory).residual
 
     def saved(self, who: Who, sent: Change | None, run: bytes) -> Residual:
-        """Return the residual for a checkpoint, with the last change of the program."""
+        """Return the residual for a checkpoint, including the change that the program sent last."""
         book = self._book
         before = after = book.kept
         nothing = {path: np.zeros(leaf.shape, np.float32) for path, leaf in before.residual.items()}
@@ -220,7 +220,7 @@ class Ledger:
         )
 
     def begin(self, number: int, tree: Tree | None) -> None:
-        """Begin with a residual, before a contribution to this round or a later one."""
+        """Start when round `number` is open, with a residual, or with zeros for None."""
         kept = self._book.kept
         if tree is not None:
             dtype = jax.tree.leaves(kept.residual)[0].dtype
@@ -228,13 +228,12 @@ class Ledger:
         self._book = self._book._replace(kept=kept, last=number - 1)
 
     def hand_in(self, pending: Pending, change: Change) -> None:
-        """Record a change as the pending contribution."""
         book = self._book
         self._book = book._replace(pending=pending, taken=change, last=pending.round)
 
     @property
     def trouble(self) -> str:
-        """Reason of the last refusals, if several are consecutive; else empty."""
+        """Reason of the last refusal if the last `REFUSALS` contributions were refused, else ""."""
         last = self.outcomes[-REFUSALS:]
         if len(last) < REFUSALS or any(outcome.counted or outcome.kept for outcome in last):
             return ""
@@ -251,12 +250,12 @@ class Ledger:
         return programs.to_bytes(payloads), Pending(number, sent, kept, states)
 
     def refuse(self, change: Change, number: int, reason: str) -> None:
-        """Drop a change that all islands would refuse."""
+        """Record a change that all islands would refuse, and drop it."""
         self._book = self._book._replace(taken=change)
         self._close(Outcome(number, False, reason=reason), self._book.kept, self._book.states)
 
     def resolve(self, manifest: Manifest, who: Who) -> None:
-        """Close the pending contribution as the manifest of its round decides."""
+        """Record the manifest's decision on the pending contribution: counted, refused or late."""
         pending, kept, states = self.pending, self._book.kept, self._book.states
         if pending is None or pending.round != manifest.round:
             return
@@ -264,7 +263,7 @@ class Ledger:
         if any(entry.who == who for entry in manifest.counted):
             kept, states = pending.memory, pending.states
             outcome = Outcome(manifest.round, True)
-        elif who in refused:  # do not requeue a refused change
+        elif who in refused:  # a refused change does not return to the residual
             outcome = Outcome(manifest.round, False, reason=refused[who])
         else:
             kept = self._put_back(pending.sent, pending.memory)

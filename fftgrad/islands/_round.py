@@ -1,7 +1,7 @@
-"""Rounds of a run: islands contribute, a manifest decides, and an outer step makes an anchor.
+"""Rounds of a run: islands contribute, a manifest closes the round, an outer step makes an anchor.
 
-Objects of a store never change, so all islands read the same manifest of a round. An anchor
-contains the common parameters and the outer state before a round.
+Objects of a store never change, so all islands read the same manifest of a round. The anchor before
+a round contains the common parameters and the state of the outer optimizer.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from fftgrad.islands._store import Clock, Create, Delete, List, Read, Steps, Wai
 
 
 def decision(number: int) -> Steps[Manifest | None]:
-    """Read the manifest that decides a round; None if the round is open."""
+    """Read the manifest of a round; return None if the round is open."""
     key = _keys.manifest(number)
     data = yield Read(key)
     try:
@@ -44,8 +44,8 @@ class Anchor(NamedTuple):
     round: int  # the open round
     params: Tree
     outer: PyTree  # the state of the outer optimizer
-    expected: tuple[str, ...] | None  # islands to wait for; None: a number, by the settings
-    digest: str  # of the other fields
+    expected: tuple[str, ...] | None  # names to wait for; None: any `settings.islands` islands
+    digest: str  # digest of the other fields
 
     def to_bytes(self) -> bytes:
         leaves: list[Array] = jax.tree.leaves((self.params, self.outer))
@@ -68,7 +68,7 @@ def make_anchor(number: int, params: Tree, outer: PyTree, expected: Sequence[str
 
 
 def first_anchor(params: Tree, programs: Programs) -> Anchor:
-    """Make the anchor of a run that begins with these parameters."""
+    """Make the anchor before round 0 from these parameters."""
     with on_host():
         state = jax.device_get(programs.outer(programs.rate).init(params))
     return make_anchor(0, params, jax.tree.map(np.asarray, state), None)
@@ -77,7 +77,7 @@ def first_anchor(params: Tree, programs: Programs) -> Anchor:
 def next_anchor(
     before: Anchor, manifest: Manifest, sent: Sequence[list[Payloads]], programs: Programs
 ) -> Anchor:
-    """Compute the anchor after a round by the outer step on the counted contributions."""
+    """Compute the next anchor by an outer step on the counted contributions, `sent`."""
     state = before.params, before.outer
     if sent:
         state = programs.advance(state, sent, manifest.shares, manifest.round)
@@ -85,7 +85,7 @@ def next_anchor(
 
 
 def read_anchor(data: bytes, programs: Programs) -> Anchor:
-    """Read the anchor of an object; raise `DamagedError` for other bytes or shapes."""
+    """Parse an anchor; raise `DamagedError` if it is damaged or of other shapes or dtypes."""
     header, blobs = _objects.unpack(ANCHOR, data)
     own = programs.like, jax.eval_shape(programs.outer(programs.rate).init, programs.like)
     likes, structure = jax.tree.flatten(own)
@@ -98,9 +98,9 @@ def read_anchor(data: bytes, programs: Programs) -> Anchor:
 
 
 ANCHORS_KEPT = 2
-"""Number of anchors in the store, in case the newest is damaged."""
+"""Number of anchors in the store. The older one is a backup if the newest is damaged."""
 PATIENCE = 100
-"""Deadlines without a new object after which a waiting island reports this."""
+"""Multiple of the deadline without a new object, after which a waiting island warns."""
 
 
 def anchor_numbers() -> Steps[list[int]]:
@@ -112,7 +112,7 @@ def anchor_numbers() -> Steps[list[int]]:
 def newest_anchor(
     programs: Programs, after: int = -1
 ) -> Steps[tuple[Anchor | None, DamagedError | None]]:
-    """Return the newest intact anchor after a round, and the damage of a newer one, if any."""
+    """Return the newest intact anchor after round `after`, and the error of a damaged newer one."""
     problem: DamagedError | None = None
     for number in reversed((yield from anchor_numbers())):
         if number <= after:
@@ -129,9 +129,9 @@ def newest_anchor(
 def later_anchor(
     programs: Programs, after: int, deadline: float, tell: Callable[[str], None]
 ) -> Steps[Anchor]:
-    """Wait for an anchor after a round that this island cannot compute.
+    """Wait for an anchor after round `after`, which this island cannot compute.
 
-    The wait has no limit. If the store gets no new objects, the island calls `tell`.
+    The wait has no limit. If the store gets no new objects, the island reports this by `tell`.
     """
     seen: set[str] = set()
     end = (yield Clock()) + PATIENCE * deadline
@@ -152,7 +152,7 @@ def later_anchor(
 def enter_anchor(
     programs: Programs, first: Anchor, deadline: float, tell: Callable[[str], None]
 ) -> Steps[Anchor]:
-    """Return the newest anchor of a run. A run without anchors begins with `first`."""
+    """Return the newest anchor of a run. In a new run, first write `first` as the anchor."""
     found, problem = yield from newest_anchor(programs)
     if found is None and problem is None:
         if (yield Read(_keys.manifest(0))) is None:
@@ -168,10 +168,10 @@ def enter_anchor(
 
 
 def keep_anchor(anchor: Anchor, every: int) -> Steps[None]:
-    """Write the anchor every so many rounds, and remove objects before the kept anchors.
+    """Write the anchor in every `every`-th round, and remove objects before the kept anchors.
 
-    The writer of a manifest calls this after it has obeyed the manifest. If the writer crashes
-    before, a later round removes the objects. Manifests stay, so a round never closes twice.
+    The island that wrote a manifest calls this function after it has obeyed the manifest. If it
+    crashes first, a later round removes the objects. Manifests stay, so a round never closes twice.
     """
     if anchor.round % every:
         return
@@ -180,7 +180,7 @@ def keep_anchor(anchor: Anchor, every: int) -> Steps[None]:
     before = found[-ANCHORS_KEPT:][0] if found else 0
     if old := tuple(_keys.anchor(number) for number in found if number < before):
         yield Delete(old)
-    # The listing starts one removal earlier than needed, in case the last removal failed.
+    # List also the objects that the last removal should have removed, in case it failed.
     start = _keys.round_folder(max(0, before - (ANCHORS_KEPT + 1) * every))
     old = tuple(
         key
@@ -195,33 +195,33 @@ def keep_anchor(anchor: Anchor, every: int) -> Steps[None]:
 
 @dataclasses.dataclass(eq=False)
 class Gathering:
-    """Contributions to the open round that one island has seen."""
+    """Contributions to the open round that this island has seen."""
 
     anchor: Anchor
     settings: Settings
-    named: Collection[Who] | None = None  # in the previous manifest, if this island obeyed it
+    named: Collection[Who] | None = None  # in the previous manifest; None if not obeyed here
     found: dict[Who, bytes] = dataclasses.field(default_factory=dict)
     handed: float = 0.0  # time of this island's contribution
-    trained: float = 0.0  # seconds of its inner steps
-    begun: float | None = None  # time of the first expected contribution
+    trained: float = 0.0  # seconds that this island's inner steps took
+    begun: float | None = None  # time at which the first expected contribution was seen
 
     def hand_in(self, now: float, trained: float) -> None:
-        """Start the wait for the other islands."""
+        """Record the time of this island's contribution, and wait for the other islands."""
         self.handed, self.trained, self.begun = now, trained, None
 
     @property
     def end(self) -> float:
-        """Time at which the island closes the round with the contributions so far.
+        """Time at which this island closes the round, even if contributions are missing.
 
-        The deadline starts at the first expected contribution, because inner steps may take longer
-        than any deadline. Without one, the deadline starts after the duration of this island's
-        inner steps, because all others may have crashed.
+        The deadline counts from the first expected contribution, because inner steps may take
+        longer than the deadline. If none comes, because all other islands may have crashed, the
+        island waits as long as its own inner steps took, and then for the deadline.
         """
         begun = self.handed + self.trained if self.begun is None else self.begun
         return begun + self.settings.deadline
 
     def look(self, keys: Collection[str], own: Who) -> Steps[bool]:
-        """Read new contributions of the round; return True if the round can close."""
+        """Read new contributions to the open round; return True if the round can close."""
         for who in sorted(_keys.contributors(keys) - {own}):
             yield from self.read(who)
         here, now = {who.island for who in (own, *self.found)}, (yield Clock())
@@ -233,7 +233,7 @@ class Gathering:
         return now >= self.end or here >= set(expected)
 
     def read(self, who: Who) -> Steps[None]:
-        """Read a contribution, once."""
+        """Read a contribution, unless an earlier call has read it."""
         if who in self.found:
             return
         data = yield Read(_keys.contribution(self.anchor.round, who))
@@ -241,9 +241,9 @@ class Gathering:
             self.found[who] = data
 
     def late(self) -> Steps[list[str]]:
-        """Return the islands that contributed to the previous round after its end.
+        """Return the islands whose contributions to the previous round are not in its manifest.
 
-        The list is empty if this island has not obeyed the previous manifest.
+        If this island has not obeyed that manifest, the list is empty.
         """
         if self.named is None:
             return []
@@ -260,14 +260,14 @@ def manifest_of(
     late: Iterable[str] = (),
     alone: bool = False,
 ) -> Manifest | None:
-    """Make the manifest of a round as this island sees it; None if it may not write one.
+    """Make the manifest of a round, or return None if this island may not write the manifest.
 
-    An island whose anchor is in the minority leaves the manifest to the majority. If the majority
-    writes none, the island is `alone` and writes it. A round without a valid contribution changes
-    nothing, but must close too, because an open round blocks all.
+    If more contributions have another anchor, an island with that anchor must write the manifest.
+    If none does in time, the caller passes `alone=True`, and this island writes the manifest. A
+    round without a valid contribution keeps the parameters, but must close for the next to open.
 
-    The next round waits for islands that kept pace, were `late`, or sent an empty contribution. It
-    does not wait for a slow island, whose change starts from an earlier round.
+    The next round waits for islands whose counted changes start from this round's anchor, for
+    islands in `late`, and for islands with empty contributions. It does not wait for slower ones.
     """
     anchor, limit, back = gathering.anchor, gathering.settings.limit, set(late)
     checked: dict[Who, Entry] = {}
@@ -294,7 +294,7 @@ def manifest_of(
             refused[who] = str(error)
     if not alone and held.count(anchor.digest) < max(map(held.count, held), default=0):
         return None
-    newest = {who.island: who for who in checked}  # starts are in ascending order
+    newest = {who.island: who for who in checked}  # the last start of each, as `found` is sorted
     early = {who for who in checked if who != newest[who.island]}
     refused |= dict.fromkeys(early, "of an earlier start of its name")
     counted = [entry for who, entry in checked.items() if who not in early]
@@ -302,7 +302,7 @@ def manifest_of(
     long = [entry for entry in counted if entry.norm > limit * norm]
     refused |= {e.who: f"norm {e.norm:.3g}, the median has {norm:.3g}" for e in long}
     counted = [entry for entry in counted if entry not in long]
-    # The weight of an island that continued alone is higher, but bounded.
+    # An island that missed rounds has a large weight, which is clipped.
     most = limit * statistics.median_low([entry.weight for entry in counted] or [0.0])
     counted = [entry._replace(weight=min(entry.weight, most)) for entry in counted]
     came = {who.island for who in gathering.found}
@@ -336,7 +336,7 @@ def _check(contribution: Contribution, who: Who, anchor: Anchor, model: str, sta
 
 
 def _norm(programs: Programs, contribution: Contribution) -> float:
-    """Return the norm of a decoded contribution; raise `DamagedError` if it is not finite."""
+    """Return the norm of a decoded contribution; raise `DamagedError` if the norm is not finite."""
     vectors = programs.decode(programs.from_bytes(contribution.blobs), contribution.round)
     squares = (np.dot(wide, wide) for wide in (v.astype(np.float64) for v in vectors))
     norm = math.sqrt(sum(map(float, squares)))
@@ -346,9 +346,9 @@ def _norm(programs: Programs, contribution: Contribution) -> float:
 
 
 def fetch(number: int, entry: Entry, mine: bytes | None, deadline: float) -> Steps[bytes | None]:
-    """Read a contribution that a manifest lists; None if the store no longer has the bytes.
+    """Read a contribution that a manifest lists; return None if the store no longer has it.
 
-    `mine` are the bytes that this island already has, which may differ.
+    `mine` are the bytes that this island already has. Other bytes may have counted.
     """
     end = (yield Clock()) + deadline
     data = mine

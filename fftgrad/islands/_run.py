@@ -1,4 +1,4 @@
-"""Agreements of a run: run.json with the model and the settings, and the names of islands."""
+"""What islands agree on: run.json, with the model and the settings, and who owns a name."""
 
 from fftgrad._values import check, check_count, check_kind, check_within, value
 from fftgrad.exchanges import AllGather
@@ -14,19 +14,19 @@ from fftgrad.optimizers._diloco import SPARSE
 class Settings:
     """Value: settings of a run, the same on all islands. The first island writes them to the store.
 
-    To change the settings, begin a run in another folder from `island.params`.
+    To use other settings, begin a run in a new folder with `island.params`.
 
     Args:
-      exchange: `fg.AllGather` with a codec or a rule. `clip_to_median=True` clips the decoded
-        vectors to their median norm. The store contains the `repr`.
+      exchange: `fg.AllGather` with a codec or a rule. With `clip_to_median=True`, decoded vectors
+        are clipped to the median norm of the round. The store keeps the `repr` of the exchange.
       sync_every: H, the inner steps between two contributions of an island.
       rate: learning rate of the outer optimizer.
       islands: number of islands for which the first round waits.
-      deadline: seconds until a round closes. They begin when an island that has contributed sees an
-        expected contribution. Inner steps may take longer.
-      stale: maximum age, in rounds, of the parameters from which a contribution starts.
+      deadline: seconds until a round closes, counted from the moment at which an island that has
+        contributed sees an expected contribution. Inner steps may take longer.
+      stale: maximum number of rounds since the parameters from which a contribution started.
       limit: maximum norm and weight of a contribution, as multiples of the median in its round.
-      anchors: rounds between two anchors.
+      anchors: number of rounds from one stored anchor to the next.
 
     Example:
       >>> fg.islands.Settings(sync_every=30, islands=3)
@@ -55,7 +55,7 @@ class Settings:
 def enter_run(model: Model, settings: Settings, own: str) -> Steps[bytes]:
     """Begin or join the run of a store; return the bytes of run.json.
 
-    The id `own` of a new run distinguishes it from earlier runs of the store.
+    A new run gets the id `own`, which no earlier run in the same store has.
     """
     mine = vars(settings) | {"exchange": repr(settings.exchange)}
     about = {"id": own, "model": model.described, "settings": mine}
@@ -82,10 +82,10 @@ def enter_run(model: Model, settings: Settings, own: str) -> Steps[bytes]:
 
 
 def check_run(data: bytes) -> Steps[str]:
-    """Return the damage of run.json, despite which an island may continue; empty if intact.
+    """Return the damage of run.json, or "" if it is intact. Damage does not stop an island.
 
-    If run.json is missing or belongs to another run, this is an error, and the island writes
-    nothing. Otherwise, an unmounted disk would start a second run.
+    If run.json is missing or belongs to another run, raise an error before the island writes. For
+    example, the disk may be unmounted.
     """
     found = yield Read(_keys.RUN)
     if found == data:
@@ -103,7 +103,7 @@ def check_run(data: bytes) -> Steps[str]:
 
 
 def claim_name(name: str) -> Steps[Who]:
-    """Claim the name of an island for a new start. The newest start owns the name."""
+    """Claim the name of an island for a new start, and take it from earlier starts."""
     number = max((yield from _starts(name)), default=0) + 1
     while not (yield Create(_keys.claim(Who(name, number)), b"")):
         number += 1
@@ -119,6 +119,5 @@ def check_name(who: Who) -> Steps[None]:
 
 
 def _starts(name: str) -> Steps[list[int]]:
-    """Return the numbers of the starts that have claimed a name."""
     keys = yield List(_keys.claims(name))
     return [int(key.removeprefix(_keys.claims(name))) for key in keys]

@@ -14,11 +14,11 @@ class RoundStatus(NamedTuple):
 
     Attributes:
       round: the number of the round.
-      counted: names of the islands that counted, in the order of the mean.
+      counted: names of the islands whose contributions counted, in the order of the sum.
       missed: names of the expected islands that did not contribute.
-      refused: the reason of each refusal by name; the damage of a manifest by "?".
-      loss: weighted mean loss of the islands that counted.
-      waited: seconds from the contribution of the manifest's writer to the manifest.
+      refused: reason for each refusal, by island. Under "?", the damage of the manifest.
+      loss: weighted mean of the losses that counted islands reported; None without losses.
+      waited: seconds from the contribution of the island that closed the round to the manifest.
     """
 
     round: int
@@ -46,9 +46,9 @@ class Status(NamedTuple):
 
 
 def status(store: str | Store, rounds: int = 20) -> Status:
-    """Function: report the islands that counted in the last rounds of a run.
+    """Function: report which islands counted in the last rounds of a run, without writing.
 
-    The cost is two listings, and a read request for each round. Nothing is written.
+    This takes two list requests, and a read request for each round.
 
     Args:
       store: a URL, as for `open_store`, or the store that `open_store` returns.

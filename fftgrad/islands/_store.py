@@ -1,7 +1,7 @@
 """Requests of the protocol, and the stores that answer them.
 
 Islands create objects atomically under unused keys, and read, list and remove objects. The protocol
-yields these requests as data, so tests run it over any store and crash it at any request.
+yields each request as data. So tests can run the protocol on any store, and crash at any request.
 """
 
 import errno
@@ -20,22 +20,22 @@ T = TypeVar("T")
 
 
 class Create(NamedTuple):
-    """Request to create an object if its key is unused; the answer is True if it was unused."""
+    """Request to create an object. The answer is False if the key was used already."""
 
     key: str
     data: bytes
 
 
 class Read(NamedTuple):
-    """Request to read an object; the answer is its bytes, or None if the object does not exist."""
+    """Request to read an object. The answer is its bytes, or None without such an object."""
 
     key: str
 
 
 class List(NamedTuple):
-    """Request to list the keys under a folder, which ends in a slash.
+    """Request to list the keys that start with `folder`, a text with a slash at its end.
 
-    The answer may lack new objects, and may contain keys that do not sort after `after`.
+    The answer may lack new objects. Keys up to `after` may be left out.
     """
 
     folder: str
@@ -63,9 +63,9 @@ Steps: TypeAlias = Generator[Request, Any, T]
 
 
 def settle(key: str, data: bytes) -> Steps[bytes]:
-    """Create an object; return its bytes, or those of an earlier writer.
+    """Create an object and return its bytes. If the key is used, return the existing bytes.
 
-    A repetition after a crash or a lost answer is safe.
+    The call may be repeated after a crash or a lost answer.
     """
     while not (yield Create(key, data)):
         if (found := (yield Read(key))) is not None:
@@ -78,7 +78,7 @@ class Store(Protocol):
     """Contract: an object store. Keys are relative to its URL."""
 
     def create(self, key: str, data: bytes) -> bool:
-        """Create an object atomically if its key is unused; return True if it was unused."""
+        """Create an object atomically and return True. If the key is used, return False."""
         ...
 
     def read(self, key: str) -> bytes | None:
@@ -86,7 +86,7 @@ class Store(Protocol):
         ...
 
     def list(self, folder: str, after: str = "") -> list[str]:
-        """Return the keys under a folder, at least those that sort after `after`."""
+        """Return the keys under a folder. Keys up to `after` in sorted order may be left out."""
         ...
 
     def delete(self, keys: tuple[str, ...]) -> None:
@@ -101,24 +101,24 @@ def open_store(url: str, *, make: bool = True) -> Store:
       url: the path of a folder, where `~` is the home folder, or one of file:///folder, memory://,
         s3://bucket/folder, gs://, az:// and the other schemes of obstore. obstore finds the
         credentials. In a URL, write "#" as %23 and "?" as %3F.
-      make: create a local folder that does not exist.
+      make: True to create a local folder that does not exist.
 
     Returns:
-      A store with `create`, `read`, `list` and `delete`, which `Island` accepts instead of a URL.
+      A store with `create`, `read`, `list` and `delete`, for `Island` and `status`.
 
     Raises:
-      ValueError: if the URL is not that of a store.
-      ImportError: if the extra is not installed.
+      ValueError: if no store has this URL.
+      ImportError: if the URL is not a local folder and the extra "islands" is not installed.
 
     Example:
       >>> store = fg.islands.open_store("memory://")
       >>> store.create("a/b", b"first"), store.create("a/b", b"second"), store.read("a/b")
       (True, False, b'first')
     """
-    if not url:  # an unset variable: the current folder would be a run of its own
+    if not url:  # Path("") is the current folder, where an unset variable would start a run
         raise _url_error(url, "empty")
     scheme = scheme_of(url)
-    # Stores drop the end of such a URL, so two runs would share a folder.
+    # Stores ignore a URL from "#" or "?" on, so two runs would share a folder.
     if scheme and any(mark in "#?" or not mark.isprintable() for mark in url):
         raise _url_error(url, "write # as %23, ? as %3F, and no control characters")
     return FolderStore(url, make) if scheme in ("", "file") else ObjectStore(url)
@@ -132,15 +132,15 @@ def _url_error(url: str, reason: object) -> ValueError:
 
 
 UPLOADS = "uploads"
-"""The folder of objects that are being written."""
+"""Folder of temporary files, before they are linked to their names."""
 
 
 class FolderStore:
-    """A folder on a file system that has hard links.
+    """Store in a folder on a file system with hard links.
 
     An object is written to a temporary file, synced to the disk, and then linked to its name. The
-    link fails if the name exists. After a power failure, an object is thus complete or absent. The
-    local store of obstore does not sync.
+    link fails if the name exists. So after a power failure, an object is complete or absent. The
+    local store of obstore lacks this property, because it does not sync.
     """
 
     def __init__(self, url: str, make: bool = True) -> None:
@@ -175,7 +175,7 @@ class FolderStore:
             is_new = False
         finally:
             own.unlink(missing_ok=True)
-        _sync(target.parent)  # also the object of a faster writer, which all obey from now on
+        _sync(target.parent)  # even if another island was faster, because this island relies on it
         return is_new
 
     def read(self, key: str) -> bytes | None:
@@ -203,7 +203,7 @@ class FolderStore:
             (self._root / key).unlink(missing_ok=True)
 
     def _make(self, folder: pathlib.Path) -> None:
-        """Create a folder in the store; refuse to create its root, whose disk may be unmounted."""
+        """Create a folder. Fail if the root of the store is missing: its disk may be unmounted."""
         if folder.is_dir():
             return
         if folder == self._root:
@@ -214,7 +214,7 @@ class FolderStore:
 
 
 def _sync(folder: pathlib.Path) -> None:
-    """Sync the names in a folder to the disk, if the file system supports it."""
+    """Sync the names in a folder to the disk, if the file system can."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -228,7 +228,7 @@ def _sync(folder: pathlib.Path) -> None:
 
 
 class ObjectStore:
-    """A bucket, accessed through obstore, or a store in the memory of the process."""
+    """Bucket accessed through obstore, or a store in the memory of this process."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -248,7 +248,7 @@ class ObjectStore:
 
     def create(self, key: str, data: bytes) -> bool:
         try:
-            # obstore cannot create conditionally in several parts
+            # A multipart upload of obstore cannot fail for a used key.
             self._obstore.put(self._store, key, data, mode="create", use_multipart=False)
         except self._exists:
             return False
@@ -280,11 +280,11 @@ RETRIES = 5
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 
 COUNTED: tuple[str, ...] = ("creates", "reads", "lists", "deletes", "written", "read")
-"""Keys of the traffic: requests by kind, and bytes in both directions."""
+"""Keys of the traffic: numbers of requests, bytes written and bytes read."""
 
 
 class StoreError(ConnectionError):
-    """A request that a store refused, or did not answer after all retries."""
+    """Raised if a store refuses a request, or does not answer after all retries."""
 
 
 class Performer:
@@ -302,7 +302,7 @@ class Performer:
         self.traffic: dict[str, int] = dict.fromkeys(COUNTED, 0)
 
     def run(self, steps: Steps[T]) -> T:
-        """Run steps to the end, and return their result."""
+        """Answer the requests of a generator to the end, and return its result."""
         try:
             request = next(steps)
             while True:
@@ -331,7 +331,7 @@ class Performer:
                         f"{_first_line(error)}; check that the store exists and has room, and that "
                         "the credentials may read, write, list and remove."
                     ) from error
-            # random, so that islands with a common outage do not retry at the same time
+            # A random pause, so that islands do not all retry at the same time after an outage.
             self._wait(pause * random.uniform(0.5, 1.0))
             retries, pause = retries - 1, min(2 * pause, LONGEST_PAUSE)
 

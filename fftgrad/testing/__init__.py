@@ -1,6 +1,6 @@
-"""Laws of the contracts, for your own parts. No other room may import it.
+"""Checks that your own codec, exchange or memory obeys the laws of its contract.
 
-May import everything but `methods` and `optimizers`.
+No other package of fftgrad imports this one, which imports neither `methods` nor `optimizers`.
 """
 
 from fftgrad.testing._codec import check_codec

@@ -17,11 +17,11 @@ from fftgrad.tools._bytes import wire_bytes
 ORDINARY = "heavy-tailed values"
 
 SIZES = (1, 90, 5_000, 65_537)
-"""Lengths from 1 on. XLA's vectorized maximum drops a NaN only in thousands of values."""
+"""Lengths of vectors. XLA's vectorized maximum drops a NaN only in long vectors."""
 
 DRAWS = 4000
 LOST = 5e-3
-"""Largest relative error of a transform, for half precision."""
+"""Maximum relative error of a transform. It admits half precision."""
 WORKERS = 8
 
 PURE = "use only the arguments, and draw random numbers only from the step's keys."
@@ -30,7 +30,7 @@ DEFAULT = "leave `{}` out: the default is right."
 
 
 class Trip(NamedTuple):
-    """Results of encoding and decoding one vector; `places` are the positions of a selector."""
+    """Results of encoding and decoding one vector. `places` are a selector's positions."""
 
     payload: Payload
     overflow: jax.Array
@@ -51,28 +51,28 @@ def check_codec(
     max_error: float = _laws.MAX_ERROR,
     eager: bool = True,
 ) -> None:
-    """Function: check the laws of the contract on your own codec.
+    """Function: check that your own codec obeys the laws of the contract.
 
-    For pytest: `def test_half(): fg.testing.check_codec(Half())`. An error names one of these laws:
-    "value" (compares, hashes, frozen), "shapes" (static, including the state), "jit", "vmap",
-    "bytes" (the buffer has `fg.wire_bytes` and decodes to the same), "receiver" (decompress uses no
-    local key), "finite" (zeros, huge and tiny values stay finite), "not hidden" (a NaN or infinity
-    shows, at every size), "fidelity" (the decoded vector points along x, within `max_error`),
-    "sparse" (equals decompress), "positions" (ascend and differ), "transform" (invertible, without
-    state and side), and the claims, if made: "summable", "unbiased". Laws of values are checked in
-    the first eight steps, each with the state of the step before.
+    For pytest: `def test_half(): fg.testing.check_codec(Half())`. The laws are: "value" (the codec
+    compares, hashes and is frozen), "shapes" (fixed for each length), "jit", "vmap", "bytes" (the
+    buffer has `fg.wire_bytes` and decodes to the same vector), "receiver" (decompress uses no local
+    key), "finite" (the decoded vector is finite for zeros, huge and tiny values), "not hidden" (it
+    is not finite for a NaN or infinity), "fidelity" (it is within `max_error` of x, with a positive
+    inner product), "sparse" (sparse and dense decoding agree), "positions" (in ascending order),
+    and "transform" (invertible, without state and side). "summable" and "unbiased" are checked if
+    the codec claims them. Laws on values are checked in the first eight steps.
 
     Args:
-      codec: a codec, or a chain of codecs. Check a codec that follows `Fft`, and so sees complex
-        values, in its chain.
-      sizes: lengths n of the vectors; for a codec of one shape, only its length.
-      max_error: bound of ||x - C(x)|| / ||x|| for a codec that does not claim to be unbiased; 1.0
-        for a contraction, which error feedback needs; inf for a codec without a scale.
-      eager: True to run it outside `jax.jit` too, for the law "jit". That takes most of the time of
-        a check, because each operation is compiled separately.
+      codec: a codec, or a chain of codecs. If a codec gets complex values from `Fft`, check the
+        whole chain.
+      sizes: lengths n of the vectors. If a codec has a fixed length, pass only this length.
+      max_error: bound of ||x - C(x)|| / ||x|| for a codec that does not claim to be unbiased. Pass
+        1.0 for a contraction, which error feedback needs, or inf for a codec without a scale.
+      eager: True to run the codec also outside `jax.jit`, for the law "jit". Then a check takes
+        much longer, because each operation is compiled separately.
 
     Raises:
-      AssertionError: if a law does not hold. It names the law, the input and the remedy.
+      AssertionError: if a law does not hold. The error names the law, the input and the remedy.
 
     Example:
       >>> import dataclasses
@@ -109,7 +109,6 @@ def check_codec(
 
 
 def _compiled(codec: Codec, n: int) -> Callable[..., Trip]:
-    """Compile one step for a vector of length n."""
     like = _like(n)
 
     def trip(x: jax.Array, state: PyTree, number: jax.Array) -> Trip:
@@ -176,7 +175,7 @@ def _shapes(laws: Laws, codec: Codec, run: Callable[..., Trip], n: int) -> None:
 
 
 def _values(laws: Laws, codec: Codec, trip: Callable[..., Trip], n: int, max_error: float) -> None:
-    """Laws of values, in each of the first steps, with the state of the step before."""
+    """Check the laws on values in eight steps, each with the state of the step before."""
     state = _start(codec, n)
     for number in range(_laws.STEPS[-1] + 1):
         good, bad = _laws.finite_values(n), _laws.bad_values(n)
@@ -194,7 +193,7 @@ def _values(laws: Laws, codec: Codec, trip: Callable[..., Trip], n: int, max_err
                 "add fg.codecs.poison(x) (0, or NaN) to the scale or to the values sent; XLA may "
                 "drop a NaN from a maximum.",
             )  # fmt: skip
-        if n > 8:  # fewer values may all have one sign
+        if n > 8:  # a few values may all have the same sign
             where = f"for {ORDINARY}, {when}"
             laws.along("the decoded vector", good[ORDINARY], found[ORDINARY].back, where)
         for name, x in good.items() if not codec.unbiased else ():
@@ -207,7 +206,7 @@ def _values(laws: Laws, codec: Codec, trip: Callable[..., Trip], n: int, max_err
 
 
 def _good(laws: Laws, codec: Codec, x: np.ndarray, out: Trip, where: str) -> None:
-    """Laws of finite values: finite, bytes, receiver, sparse, positions."""
+    """Laws for finite inputs: finite, bytes, receiver, sparse, positions."""
     divided = "divide by no scale that may be zero or overflow, and clip before a cast."
     laws.finite(out.back, where, divided)
     rule = "the payload in the buffer must decode to the same"
@@ -226,7 +225,7 @@ def _good(laws: Laws, codec: Codec, x: np.ndarray, out: Trip, where: str) -> Non
 
 
 def _positions(laws: Laws, codec: Codec, x: np.ndarray, out: Trip, where: str) -> None:
-    """Law: the positions of a selector ascend and differ, and decompress puts main there."""
+    """Law: a selector's positions strictly ascend, and decompress puts `main` at them."""
     places, back = map(np.asarray, (out.places, out.back))
     main = None if codec.last else np.asarray(out.payload.main)
     shape = places.shape if main is None else main.shape
@@ -255,7 +254,7 @@ def _start(codec: Codec, n: int) -> PyTree:
 
 
 def _transform(laws: Laws, codec: Transform, n: int) -> None:
-    """Law: a transform is invertible, sends only coefficients, and `at_blocks` decodes a few."""
+    """Law: a transform is invertible and stateless, and `at_blocks` decodes as decompress does."""
     like = _like(n)
     out = jax.eval_shape(lambda x: codec.compress(x, _start(codec, n), _step()), like)
     more, remedy = jax.tree.leaves((out.payload.side, out.state)), "derive it from fg.Codec."
@@ -287,7 +286,7 @@ def _transform(laws: Laws, codec: Transform, n: int) -> None:
 
 
 def _summable(laws: Laws, codec: Codec, n: int) -> None:
-    """Law: the sum of payloads decodes to the sum, and a NaN survives it."""
+    """Law: the sum of payloads decodes to the sum of vectors, and is not finite for a NaN."""
     like = _like(n)
 
     @jax.jit
@@ -320,10 +319,10 @@ def _summable(laws: Laws, codec: Codec, n: int) -> None:
 
 
 def _unbiased(laws: Laws, codec: Codec, n: int) -> None:
-    """Law: the mean of many draws is x, for each value and for those far below the maximum."""
+    """Law: the mean of many decoded draws is x, also for values far below the maximum."""
     like = _like(n)
     drawn = _laws.values(n)
-    # One small value would be drawn too rarely, so sums of many small values are checked.
+    # Sum many small values, because a single one is nonzero in too few draws.
     large = np.sign(drawn) * np.maximum(np.abs(drawn), np.abs(drawn).max() / 10)
     small = _laws.far_below(n)
     sizes = [(np.abs(small) < 1) & (np.arange(n) % 2 == half) for half in (0, 1)]
@@ -350,7 +349,7 @@ def _unbiased(laws: Laws, codec: Codec, n: int) -> None:
     slack = np.concatenate([np.full(n, 1e-4 * np.abs(large).max()), 1e-2 * x[n:]])
     bound = 5 * np.sqrt(np.maximum(y[1] - y[0] ** 2, 0) / keys.size) + slack
     error = np.abs(y[0] - x)
-    # A short vector may have no value of one size.
+    # In a short vector, a sum of small values may have no terms.
     worst = int(np.argmax(np.where(x == 0, 0, error) / np.where(x == 0, 1, bound)))
     where = f"position {worst} of {ORDINARY}" if worst < n else "a sum of small values"
     rule = f"the mean of {keys.size} draws must be x within 5 sigma, {bound[worst]:.3g}"

@@ -38,27 +38,27 @@ def check_exchange(
     mesh: Mesh | None = None,
     max_error: float = _laws.MAX_ERROR,
 ) -> None:
-    """Function: check the laws of the contract on your own exchange.
+    """Function: check that your own exchange obeys the laws of the contract.
 
-    It compiles for several devices, because it reads the bytes from the program. On a CPU, call
-    `jax.config.update("jax_num_cpu_devices", 4)` before the first use of JAX. An error names one of
-    these laws: "value" (compares, hashes, frozen), "shapes" (of mean, error and stats, and static
-    ones of the state), "replicas" (the same bits on all workers), "mean" (of the sent values),
-    "bytes" (the compiled program sends `wire_bytes`), "vmap" (equals shard_map), "finite" (zeros,
-    huge and tiny values stay finite), "fidelity" (the mean points along the mean of x, within
-    `max_error`), and "not hidden" (a NaN of one worker shows in the mean of all). Laws of values
-    are checked in the first eight steps, each with the state of the step before.
+    The check needs several devices. On a CPU, call `jax.config.update("jax_num_cpu_devices", 4)`
+    before the first use of JAX. The laws are: "value" (the exchange compares, hashes and is
+    frozen), "shapes" (mean, error and stats have the right shapes, and the state keeps its shapes),
+    "replicas" (all workers get the same bits), "mean" (the mean is that of the sent values),
+    "bytes" (the compiled program sends `wire_bytes`), "vmap" (vmap and shard_map agree), "finite"
+    (the result is finite for zeros, huge and tiny values), "fidelity" (the mean is within
+    `max_error` of the mean of x, with a positive inner product), and "not hidden" (for a NaN of one
+    worker, all workers get a mean that is not finite). Laws on values are checked in eight steps.
 
     Args:
       exchange: an exchange for the workers of the mesh.
       like: the shapes of a gradient, a pytree; by default three vectors and a small tree.
       mesh: a mesh with the axes of the exchange; by default `("data",)` over four devices.
-      max_error: bound of ||x - mean|| / ||x||, for the mean x of related gradients; inf skips the
-        law "fidelity", for an exchange that must learn first.
+      max_error: bound of ||x - mean|| / ||x||, with x the mean of the workers' gradients, which are
+        correlated. Pass inf to skip "fidelity" if the exchange must learn first.
 
     Raises:
-      AssertionError: if a law does not hold. It names the law, the input and the remedy. If
-        `wire_bytes` raises ValueError because the bytes change by step, they are not checked.
+      AssertionError: if a law does not hold. The error names the law, the input and the remedy. If
+        `wire_bytes` raises ValueError because the bytes change by step, "bytes" is skipped.
       ValueError: if there are too few devices.
 
     Example:
@@ -70,7 +70,7 @@ def check_exchange(
     laws.value(Exchange)
     mesh = _mesh(mesh)
     for tree in LIKES if like is None else (like,):
-        # The first bucket that `compressed_pmean` would pass.
+        # The first bucket that `compressed_pmean` would pass to the exchange.
         bucket = _bucketing.bucket_likes(tree, Bucketing().for_exchange(exchange))[0]
         _check(laws, exchange, bucket, mesh, max_error)
 
@@ -124,7 +124,7 @@ def _check(laws: Laws, exchange: Exchange, like: PyTree, mesh: Mesh, max_error: 
         for what in inputs if number == 0 else (USUAL,):  # the last one in any case
             got: Any = program(inputs[what], state, np.int32(number))
             _good(laws, inputs[what], got, workers, f"for {what}, {when}")
-        if size > 8 and max_error < math.inf:  # an exchange may send none of a few values
+        if size > 8 and max_error < math.inf:  # of few values, an exchange may send none
             x, mean = (_mean(tree) for tree in (inputs[USUAL], got.mean))
             laws.along("the mean", x, mean, f"for {USUAL}, {when}")
             remedy = "divide by the workers; or pass max_error=math.inf if it must learn first."
@@ -149,7 +149,7 @@ def _mean(tree: PyTree) -> PyTree:
 
 
 def _good(laws: Laws, x: PyTree, got: Averaged, workers: int, where: str) -> None:
-    """Laws of finite values: replicas, finite, mean."""
+    """Laws for finite inputs: replicas, finite, mean."""
     rows = [np.asarray(a) for a in jax.tree.leaves((got.mean, got.stats))]
     laws.need(
         all(a.tobytes() == workers * a[:1].tobytes() for a in rows), "replicas",
@@ -164,7 +164,7 @@ def _good(laws: Laws, x: PyTree, got: Averaged, workers: int, where: str) -> Non
         remedy = "return x minus the sent values as `error`, or None to keep it in the state."
         sent = jax.tree.map(lambda x, e: np.asarray(x, np.float64) - np.asarray(e), x, got.error)
         found, wanted = _mean(got.mean), _mean(sent)
-        # The error has the rounding of x, so small sent values vanish beside a huge x.
+        # The error is rounded relative to x, so x - error loses sent values far smaller than x.
         rounded = np.finfo(np.float32).eps * np.abs(_laws.flat(x)).max()
         close = np.abs(_laws.flat(found) - _laws.flat(wanted)).max() <= rounded
         if not close:
@@ -191,7 +191,7 @@ def _bytes(
 def _bad(
     laws: Laws, program: Any, good: PyTree, workers: int, state: PyTree, step: int, when: str
 ) -> None:
-    few = None if step == 0 else 1  # all positions and values in the first step only
+    few = None if step == 0 else 1  # after step 0, one position and one value, to save time
     remedy = "send a flag with the payload: fftgrad.ops._finite.all_finite(x)."
     for number, leaf in enumerate(jax.tree.leaves(good)):
         n = leaf.size // workers
@@ -208,7 +208,7 @@ def _bad(
 def _sharded_over(
     exchange: Exchange, one: Callable[..., Averaged], like: PyTree, mesh: Mesh, axis: AxisName
 ) -> tuple[Callable[[], PyTree], Callable[..., Averaged]]:
-    """Map `init` and one step over the mesh, on global arrays with a row for each worker."""
+    """Wrap `init` and one step in shard_map, with a row of global arrays for each worker."""
     rows, shared = PartitionSpec(axis), PartitionSpec()
     specs = State(shared, rows)
     out_specs: Any = (rows, rows, specs, rows)
@@ -227,7 +227,7 @@ def _sharded_over(
 
 
 def _inputs_of(like: PyTree, workers: int, step: int) -> dict[str, PyTree]:
-    """Make rows of values, keyed by their names in an error."""
+    """Make trees with a row for each worker. Errors name an input by its key."""
     seeds = range(step * (workers + 1), (step + 1) * (workers + 1))
     trees = [_laws.tree_of(like, seed) for seed in seeds]
     own = _laws.stack(trees[:workers])

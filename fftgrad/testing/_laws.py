@@ -1,4 +1,4 @@
-"""Laws shared by all kinds of parts, their inputs, and comparisons."""
+"""Laws that codecs, exchanges and memories share, with inputs and comparisons."""
 
 import contextlib
 import copy
@@ -18,31 +18,31 @@ from fftgrad.ops._shapes import spec
 BAD = (np.nan, np.inf, -np.inf)
 
 STEPS = (0, 1, 2, 7)
-"""The first step, with the state of init, the next ones, and a later one."""
+"""Numbers of the checked steps. Step 0 has the state of `init`."""
 
 MAX_ERROR = 1.5
-"""Largest relative error of a biased part. A part with the wrong sign exceeds it."""
+"""Maximum relative error of a biased part. A part with the wrong sign has a larger error."""
 
 FLIPPED = 0.05
-"""Largest difference of two programs, which may round a value to different codes."""
+"""Maximum relative difference of two programs, which may encode a few values differently."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Laws:
-    """Laws of one part."""
+    """Laws that one codec, exchange or memory is checked for."""
 
     check: str  # name of the public function, such as "check_codec"
-    part: Any
+    part: Any  # the codec, exchange or memory
 
     def need(self, holds: object, law: str, rule: str, got: str, remedy: str) -> None:
-        """Raise an AssertionError with the law and the remedy, unless the law holds."""
+        """Raise an AssertionError with the law and the remedy if the law does not hold."""
         if not bool(holds):
             broken = f"{self.check}({self.part!r}): law {law!r}: {rule}, got {got}; {remedy}"
             raise AssertionError(broken)
 
     @contextlib.contextmanager
     def running(self, law: str, rule: str, remedy: str) -> Generator[None]:
-        """Turn an exception of the part into a broken law."""
+        """Report an exception of the part as a broken law."""
         try:
             yield
         except AssertionError:
@@ -52,7 +52,7 @@ class Laws:
             self.need(False, law, rule, f"{type(error).__name__}: {first}", remedy)
 
     def value(self, kind: type) -> None:
-        """Law: a configuration is a value."""
+        """Law: the part compares, hashes and is frozen."""
         rule = "it must compare, hash and be frozen, and its repr must be the call that makes it"
         remedy = "declare its class with @dataclasses.dataclass(frozen=True), without arrays."
         with self.running("value", rule, remedy):
@@ -68,7 +68,7 @@ class Laws:
         self.need(one == other, "shapes", f"{what} must be like {other}", f"{one}", remedy)
 
     def same_state(self, found: PyTree, wanted: PyTree) -> None:
-        """Law: a state keeps its shapes from step to step."""
+        """Law: a state has the same structure, shapes and dtypes in all steps."""
         remedy = "return a state of the structure, shapes and dtypes that init makes."
         self.same_spec("the next state", found, wanted, remedy)
 
@@ -76,7 +76,7 @@ class Laws:
         self, law: str, rule: str, found: Any, wanted: Any, where: str, remedy: str,
         most: float = FLIPPED,
     ) -> None:  # fmt: skip
-        """Law: two results are equal, except for a few values that round to another code."""
+        """Law: two results are equal, except for a few values that are encoded differently."""
         distance = relative(found, wanted)
         got = f"a relative difference of {distance:.3g} {where}"
         self.need(distance <= most, law, rule, got, remedy)
@@ -85,7 +85,7 @@ class Laws:
         self, run: Callable[[Any], PyTree], inputs: Sequence[PyTree], where: str, remedy: str,
         eager: bool = True,
     ) -> None:  # fmt: skip
-        """Laws: two calls have the same bits, jit changes nothing, and vmap is a loop."""
+        """Laws: two calls return the same bits, jit changes nothing, and vmap equals a loop."""
         compiled = [jax.jit(run)(x) for x in inputs]
         if eager:
             plain, again = (run(inputs[0]) for _ in range(2))
@@ -97,17 +97,16 @@ class Laws:
         self.near("vmap", "vmap must be a loop", found, each, where, remedy)
 
     def finite(self, tree: PyTree, where: str, remedy: str) -> None:
-        """Law: finite values stay finite."""
         rule, got = "finite values must stay finite", f"a non-finite value {where}"
         self.need(all_finite(tree), "finite", rule, got, remedy)
 
     def not_hidden(self, tree: PyTree, what: str, where: str, remedy: str) -> None:
-        """Law: a non-finite value shows in the result."""
+        """Law: an input with a non-finite value has a non-finite result."""
         rule = f"a non-finite value must make {what} non-finite"
         self.need(not all_finite(tree), "not hidden", rule, f"finite values {where}", remedy)
 
     def along(self, what: str, x: PyTree, back: PyTree, where: str) -> None:
-        """Law: the result for x points along x."""
+        """Law: x and its result have a positive inner product."""
         inner = float(flat(x) @ flat(back))
         self.need(
             inner > 0, "fidelity", f"{what} must point along x",
@@ -117,7 +116,7 @@ class Laws:
     def bounded(
         self, what: str, x: PyTree, back: PyTree, max_error: float, where: str, remedy: str
     ) -> None:
-        """Law: the result for x has at most this relative error, and is zero for zeros."""
+        """Law: ||x - result|| <= max_error ||x||, so the result for zeros is zero."""
         norm, error = (float(np.linalg.norm(a)) for a in (flat(x), flat(x) - flat(back)))
         close = error <= max_error * norm * (1 + 1e-6) or math.isinf(max_error)
         rule = f"{what} must be at most {max_error:g} ||x|| away from x"
@@ -126,13 +125,13 @@ class Laws:
 
 
 def values(n: int, seed: int = 0) -> np.ndarray:
-    """Return heavy-tailed, serially correlated values, float32[n], none of them zero."""
+    """Return heavy-tailed, serially correlated, nonzero values, float32[n]."""
     white = np.random.default_rng(seed).standard_t(3, n + 1)
     return (white[1:] + 0.5 * white[:-1]).astype(np.float32)
 
 
 def finite_values(n: int) -> dict[str, np.ndarray]:
-    """Return inputs whose results must be finite, keyed by their names in an error."""
+    """Return inputs whose results must be finite. Errors name an input by its key."""
     x = values(n)
     return {
         "heavy-tailed values": x,
@@ -146,7 +145,7 @@ def finite_values(n: int) -> dict[str, np.ndarray]:
 
 
 def bad_values(n: int) -> dict[str, np.ndarray]:
-    """Return inputs with one non-finite value, whose results must not be finite."""
+    """Return inputs with one non-finite value. Their results must not be finite."""
     out = dict[str, np.ndarray]()
     for position in sorted({0, n // 3, n // 2, n - 1}):
         for bad in BAD:
@@ -157,7 +156,7 @@ def bad_values(n: int) -> dict[str, np.ndarray]:
 
 
 def far_below(n: int) -> np.ndarray:
-    """Return values of which one is 30 to 600 times as large as the others."""
+    """Return values, float32[n]. One of them is 30 to 600 times as large as the others."""
     own = np.clip(np.abs(values(n)), 0.5, 1.0) * np.where(np.arange(n) % 2, 1 / 30, 1 / 300)
     return (np.sign(values(n)) * np.where(np.arange(n) == n // 3, 1.0, own)).astype(np.float32)
 
@@ -166,7 +165,7 @@ TREE = {
     "b": jax.ShapeDtypeStruct((37,), jnp.float32),
     "w": jax.ShapeDtypeStruct((12, 10), jnp.float32),
 }
-"""The shapes of a small model."""
+"""Shapes of a small model."""
 
 
 def tree_of(like: PyTree, seed: int = 0) -> PyTree:
@@ -178,12 +177,11 @@ def tree_of(like: PyTree, seed: int = 0) -> PyTree:
 
 
 def stack(trees: Sequence[PyTree]) -> PyTree:
-    """Return trees as rows of one tree."""
     return jax.tree.map(lambda *rows: np.stack(rows), *trees)
 
 
 def spoiled(tree: PyTree, number: int, position: int, bad: float) -> PyTree:
-    """Replace the value at one position of one leaf."""
+    """Return a tree with the value `bad` at one position of leaf `number`."""
     leaves, structure = jax.tree.flatten(tree)
     values = np.array(leaves[number])
     values.reshape(-1)[position] = bad
@@ -197,7 +195,7 @@ def flat(tree: PyTree) -> np.ndarray:
 
 
 def options(n: int) -> dict[str, Any]:
-    """Return compiler options: all optimizations, which may drop a NaN, for long vectors only."""
+    """Return compiler options. All optimizations may drop a NaN, but only in long vectors."""
     if n < 1000:
         return {}
     return {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
@@ -210,5 +208,5 @@ def relative(found: PyTree, wanted: PyTree) -> float:
 
 
 def all_finite(tree: PyTree) -> bool:
-    """True if all values are finite; on the host, because NumPy drops no NaN."""
+    """True if all values are finite. NumPy decides, because XLA may drop a NaN."""
     return all(bool(np.isfinite(np.asarray(leaf)).all()) for leaf in jax.tree.leaves(tree))

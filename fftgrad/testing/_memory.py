@@ -14,22 +14,22 @@ from fftgrad.testing._laws import Laws
 
 
 def check_memory(memory: Memory, like: PyTree = None, *, telescopes: bool = False) -> None:
-    """Function: check the laws of the contract on your own memory.
+    """Function: check that your own memory obeys the laws of the contract.
 
-    An error names one of these laws: "value" (compares, hashes, frozen), "shapes" (of the exchanged
-    tree, and static ones of the state), "jit", "vmap", "leaf by leaf" (leaves are independent),
-    "finite" (finite gradients stay finite), "not hidden" (a NaN in the gradient shows in the
-    exchanged tree, also in a later step), "fidelity" (the exchanged tree points along the
-    gradient), and, on request, "telescopes".
+    The laws are: "value" (the memory compares, hashes and is frozen), "shapes" (the exchanged tree
+    and the state keep their shapes), "jit", "vmap", "leaf by leaf" (leaves are independent),
+    "finite" (the exchanged tree is finite for finite gradients), "not hidden" (it is not finite for
+    a NaN in the gradient, in the first and in a later step), "fidelity" (it has a positive inner
+    product with the gradient), and "telescopes" on request.
 
     Args:
       memory: a memory.
       like: the shapes of a gradient, a pytree; by default a matrix and a vector.
-      telescopes: True to check that unsent values and rounding errors are kept: if a last step
-        sends the whole residual, the sum of all means is the sum of the gradients.
+      telescopes: True to check that no unsent value or rounding error is lost: after a last step
+        that sends the whole residual, the sum of all means is the sum of the gradients.
 
     Raises:
-      AssertionError: if a law does not hold. It names the law, the input and the remedy.
+      AssertionError: if a law does not hold. The error names the law, the input and the remedy.
 
     Example:
       >>> fg.testing.check_memory(fg.ErrorFeedback(), telescopes=True)
@@ -59,7 +59,7 @@ def check_memory(memory: Memory, like: PyTree = None, *, telescopes: bool = Fals
 
 
 def _largest(x: PyTree) -> PyTree:
-    """Keep the larger half of each leaf."""
+    """Keep the larger half of the values in each leaf, and set the others to zero."""
     return jax.tree.map(lambda a: jnp.where(jnp.abs(a) >= jnp.median(jnp.abs(a)), a, 0.0), x)
 
 
@@ -70,7 +70,7 @@ def _steps(memory: Memory, first: PyTree, second: PyTree) -> tuple[list[PyTree],
     for grad in (first, second, second, first):
         x, state = memory.add(grad, state)
         sent = _largest(x)
-        mean = jax.tree.map(lambda a: 0.5 * a, sent)  # of two workers, one with zeros
+        mean = jax.tree.map(lambda a: 0.5 * a, sent)  # as if a second worker sent zeros
         state = memory.update(x, jax.tree.map(jnp.subtract, x, sent), mean, state)
         state = memory.restore(jax.tree.map(lambda a: 2.0**-9 * a, mean), state)
         exchanged.append(x)
@@ -103,7 +103,7 @@ def _telescopes(laws: Laws, memory: Memory, like: PyTree) -> None:
         last = number == len(grads) - 1
         sent = x if last else _largest(x)
         state = memory.update(x, jax.tree.map(jnp.subtract, x, sent), sent, state)
-        # A mean in bfloat16, as for leaves of that dtype.
+        # Round the mean to bfloat16, as `compressed_pmean` does for bfloat16 leaves.
         mean = sent if last else jax.tree.map(lambda a: _rounding.rounded(a, jnp.bfloat16), sent)
         state = memory.restore(jax.tree.map(jnp.subtract, sent, mean), state)
         applied.append(mean)
