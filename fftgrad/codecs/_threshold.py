@@ -250,7 +250,7 @@ class AdaComp(Selector):
 
     Args:
       bin_size: values per bin; the paper uses 50 for convolutions, 500 for other layers.
-      per_bin: largest mean number of values sent per bin; `Threshold` says which are dropped.
+      per_bin: values sent per bin on average, at most; later values are counted in `overflow`.
 
     Wire: x float32[n] -> main uint32[ceil(c/32)], signs, c = min(n, ceil(per_bin · n / bin_size));
       side: positions, c (2 + log2(n/c)) bits, their number and the magnitude, 4 bytes each.
