@@ -1,4 +1,4 @@
-"""Codecs between a vector and its payload. May import `ops`, the contracts and `_axes`."""
+"""Codecs, which compress a vector to a payload. May import `ops`, the contracts and `_axes`."""
 
 from fftgrad.codecs._budget import Budget
 from fftgrad.codecs._chain import chain

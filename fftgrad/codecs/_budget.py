@@ -323,8 +323,8 @@ class Budget(Selector):
       At most one coefficient per 6 bits is sent.
 
     Claims: biased; not summable. Up to float32 rounding, the relative error of a sent coefficient
-      is at most 1/3 from T on, 3/8 below T, and 2^-15 above 2^15 T. All platforms send the same
-      bits. Values below 2^-125 count as zero.
+      is at most 1/3 for |x_i| >= T, 3/8 below T, and 2^-15 above 2^15 T. All platforms send the
+      same bits. Values below 2^-125 count as zero.
 
     Differs from the paper: QSGD rounds to levels stochastically, in units of the norm, and uses
       recursive Elias codes.

@@ -171,7 +171,7 @@ class LloydMax(Quantizer):
     Claims: not summable; not claimed to be unbiased, because the proof needs a uniform rotation. If
       a value is not finite, or ||x|| overflows float32, all values of the block decode to NaN.
 
-    Differs from the paper: EDEN also has fractions of a bit per value.
+    Differs from the paper: only whole numbers of bits per value.
 
     Example:
       >>> x, codec = jnp.array([1.0, -1.0, 1.0, 1.0]), fg.codecs.LloydMax(bits=1)

@@ -205,7 +205,7 @@ class DynamicSign(Quantizer):
 
 @value
 class MeanMagnitude(Quantizer):
-    """Quantizer: replaces every value, zeros included, by the mean of the non-zero values.
+    """Quantizer: the mean of the non-zero values, in place of every value, zeros included.
 
     Use it for values of one sign, after `AlternatingSign` and `Threshold`.
 
@@ -246,8 +246,8 @@ class Ternary(Quantizer):
     Claims: unbiased if `clip` is None; not summable (`QuantizedAllReduce` shares one scale between
       workers, and sums). If a value is not finite, all values decode to NaN.
 
-    Differs from the paper: 1.6 bits per value, not 2. The paper's code measures σ from the mean,
-      not from zero, and always sets s = clip · σ when it clips.
+    Differs from the paper: 1.6 bits per value, not 2. In the paper's code, σ is the deviation from
+      the mean, and clipping sets s = clip · σ even if all values are smaller.
 
     Example:
       >>> x, step = jnp.array([0.0, 2.0, -2.0]), fg.Step.of(0)

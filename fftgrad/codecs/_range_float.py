@@ -77,8 +77,8 @@ def _last(m: int) -> int:
 def best_mantissa(bits: int) -> int:
     """Return the m with the smallest expected squared error for normal values up to 5 sigma.
 
-    Relative to their energy, values above eps have a squared error of 3/7 · 4^-m, and values below
-    eps of √(2/π) · eps³. Both lack the same constant factor, which depends on the rounding.
+    For unit variance, the squared error is 3/7 · 4^-m from values above eps, and √(2/π) · eps³ from
+    values below eps. Both omit the same constant factor, which depends on the rounding.
     """
 
     def error(m: int) -> float:
@@ -100,9 +100,9 @@ class RangeFloat(Quantizer):
     """Quantizer: N-bit floats with m mantissa bits, up to the largest magnitude of the payload.
 
     The integer b(x) = bits(|x|) >> (23 - m) holds the exponent and the first m mantissa bits of a
-    float32. It numbers the floats with m mantissa bits by magnitude. An N-bit code covers the
-    largest P = 2^(N-1) - 1 of these numbers on each side of zero. Let max be the largest magnitude,
-    which is sent too, base = b(max) - P + 1, and eps the value with b(eps) = base. The codes are
+    float32, and so numbers the floats with m mantissa bits by magnitude. For each sign, the codes
+    cover P = 2^(N-1) - 1 of these numbers, up to b(max). The largest magnitude, max, is sent too.
+    With base = b(max) - P + 1, and eps the value with b(eps) = base, the codes are
 
         0                     zero
         1 ... P               eps ... max,         code = b(x) - base + 1
@@ -119,7 +119,7 @@ class RangeFloat(Quantizer):
     Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[]; complex64[k] as float32[2k].
 
     Claims: not summable; unbiased if stochastic. The relative error of a value with |x| >= eps is
-      at most 2^-(m+1) (nearest) or 2^-m. If a value is not finite, all values decode to NaN.
+      at most 2^-(m+1) (nearest) or 2^-m (others). If a value is not finite, all decode to NaN.
 
     Differs from the paper: this codec rounds to nearest by default, and fits the range to each
       payload (`FixedRangeFloat` does not). Formulas give m and eps; the paper searches for them.

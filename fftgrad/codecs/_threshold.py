@@ -137,7 +137,7 @@ class Threshold(Selector):
 
 
 class Bisection(NamedTuple):
-    """Bounds of the threshold, True if k to 2k values exceed `low`, and the halvings done."""
+    """Bounds of the threshold, True if at most 2k values exceed `low`, and the halvings done."""
 
     low: jax.Array
     high: jax.Array
