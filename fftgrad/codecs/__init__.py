@@ -1,4 +1,4 @@
-"""Codecs, which compress a vector to a payload. May import `ops`, the contracts and `_axes`."""
+"""Codecs, which compress vectors. May import `ops`, `_contracts`, `_axes` and `_values`."""
 
 from fftgrad.codecs._budget import Budget
 from fftgrad.codecs._chain import chain

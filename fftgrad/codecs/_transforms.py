@@ -26,7 +26,7 @@ def check_block(owner: str, block: int, most: int) -> None:
 
 
 def fit(block: int, n: int) -> int:
-    """Return the block length; for a shorter vector, the next power of two >= n."""
+    """Return the block length, reduced to the next power of two >= n if n is smaller."""
     return min(block, 1 << max(1, (n - 1).bit_length()))
 
 

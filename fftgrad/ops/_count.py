@@ -50,7 +50,7 @@ def rounded(count: jax.Array) -> jax.Array:
 def next_step(number: jax.Array, period: int = 1) -> jax.Array:
     """Return the number of the step after step `number`, int32[]; `MOST` is followed by about 2^30.
 
-    A wrap to 2^30 does not restart schedules, as a wrap to 0 would. It keeps the phase in `period`.
+    A wrap to 0 would restart schedules and repeat random draws. The phase in `period` is kept.
     """
     back = max((1 << 30) // period, 1) * period
     return jnp.where(number == MOST, MOST + 1 - back, number + 1)

@@ -163,7 +163,7 @@ def _is_narrow(bracket: Bracket, capacity: int) -> jax.Array:
 
 
 def _narrow(x: jax.Array, key: Key, k: int, guess: Bracket, capacity: int) -> Bracket:
-    """Bisect the range of all keys, first at the ends of `guess`, until it is narrow enough."""
+    """Split the range of all keys at the ends of `guess`, then bisect until it is narrow enough."""
 
     def split(bracket: Bracket, at: jax.Array, from_at: jax.Array) -> Bracket:
         low, high, from_low, from_high = bracket
