@@ -121,7 +121,7 @@ __all__ = [  # noqa: RUF022 (in reading order)
     "link_bytes",
     "wire_bytes",
     "audit",
-    # Contracts, and values between their implementations
+    # Base classes, and the values that their methods take and return
     "Codec",
     "Transform",
     "Selector",
@@ -132,7 +132,7 @@ __all__ = [  # noqa: RUF022 (in reading order)
     "Payload",
     "Compressed",
     "Averaged",
-    # Rooms of the core: rare parts and result types
+    # Modules with rarely used names and result types
     "codecs",
     "exchanges",
     "memories",
@@ -140,7 +140,7 @@ __all__ = [  # noqa: RUF022 (in reading order)
     "optimizers",
     "tools",
     "training",
-    # Rooms that are loaded on first access
+    # Modules that are loaded on first access
     "planning",
     "checkpoint",
     "contrib",

@@ -1,4 +1,4 @@
-"""Configurations: frozen values, their `repr`, and the checks of arguments."""
+"""Frozen configuration classes with a readable `repr`, and checks of their arguments."""
 
 import copy
 import dataclasses
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def value(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass of Python numbers, whose `repr` is the call that makes it."""
+    """Make a class a frozen dataclass of Python numbers; its `repr` is a constructor call."""
     if "__repr__" not in vars(cls):
         cls.__repr__ = _constructor_call
     made: Any = cls
     check = getattr(made, "__post_init__", lambda _: None)
 
     def post_init(self: Any) -> None:
-        # Convert to the types of the fields after the check, which rejects TopK(fraction=1).
+        # Convert to the field types only after the check: TopK(fraction=1) must fail the check.
         _set(self, _changes(self, lambda found, _: plain(found)))
         check(self)
         _set(self, _changes(self, plain))
@@ -38,8 +38,8 @@ def value(cls: type[T]) -> type[T]:
 def plain(found: Any, kinds: str = "") -> Any:
     """Convert scalars of NumPy and JAX, also in tuples and frozen dataclasses, to Python numbers.
 
-    Equal configurations then have equal `repr`s, on which checksums and stores of islands depend.
-    `kinds` is the annotation of the field, whose type the number gets.
+    Then equal configurations have the same `repr`, which island stores and checksums require.
+    `kinds` is the annotation of the field; a number is converted to this type.
     """
     if isinstance(found, np.generic | np.ndarray | jax.Array) and not isinstance(found, Tracer):
         found = _python_scalar(found)
@@ -73,7 +73,7 @@ def _python_scalar(found: Any) -> Any:
 
 
 def _changes(part: Any, convert: Callable[[Any, str], Any]) -> dict[str, Any]:
-    """Return the fields of a dataclass that `convert` changes, by name."""
+    """Map the names of the dataclass fields that `convert` changes to their new values."""
     kinds = {field.name: str(field.type) for field in dataclasses.fields(part)}
     old = {name: getattr(part, name) for name in kinds if hasattr(part, name)}
     new = {name: convert(found, kinds[name]) for name, found in old.items()}
@@ -87,23 +87,23 @@ def _set(part: Any, fields: dict[str, Any]) -> Any:
 
 
 LONGEST = 300
-"""Maximum number of characters of a value in an error: a model's parameters fill screens."""
+"""Maximum number of characters of a value in an error message."""
 
 
 def brief(value: object) -> str:
-    """Return the `repr` of a value for an error: one line, cut to `LONGEST` characters."""
+    """Return the `repr` of a value in one line of at most `LONGEST` characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
 def check(holds: bool, argument: str, rule: str, found: object, remedy: str) -> None:
-    """Raise a ValueError that names argument, rule, value and remedy unless the rule holds."""
+    """Raise a ValueError with argument, rule, value and remedy if the rule does not hold."""
     if not holds:
         raise ValueError(f"{argument}: must {rule}, got {found}; {remedy}")
 
 
 def check_type(holds: bool, argument: str, rule: str, found: object, remedy: str) -> None:
-    """Raise a TypeError like the ValueError of `check`, unless the type is right."""
+    """Raise a TypeError with argument, rule, value and remedy if the type is wrong."""
     if not holds:
         raise TypeError(f"{argument}: must {rule}, got {brief(found)}; {remedy}")
 
@@ -124,14 +124,14 @@ def check_kind(argument: str, value: object, kind: type, remedy: str) -> None:
 
 
 def check_transformation(argument: str, value: object) -> None:
-    """Require `init` and `update`, and no `add`, which memories have."""
+    """Require `init` and `update` but not `add`, because memories have all three."""
     methods = hasattr(value, "init") and hasattr(value, "update") and not hasattr(value, "add")
     remedy = "pass one such as optax.sgd(0.1), or fg.compressed_pmean(exchange, axis_name='data')."
     check_type(methods, argument, "be an optax transformation", value, remedy)
 
 
 def check_choice(argument: str, value: object, choices: tuple[str, ...]) -> None:
-    """Require one of the choices; the remedy names the first, which is the default."""
+    """Require one of the choices; the error suggests the first one, the default."""
     remedy = f"use {choices[0]!r}."
     check(value in choices, argument, f"be one of {choices}", repr(value), remedy)
 
@@ -161,23 +161,23 @@ def check_within(argument: str, value: float, interval: str, remedy: str) -> Non
 def scheme_of(path: str) -> str:
     """Return the scheme of a URL, such as "s3"; "" for a path.
 
-    One slash is enough, because `pathlib` drops the second. A single letter is a Windows drive.
+    "s3:/" is a URL too, because `pathlib` drops the second slash. "C:/" is a Windows drive.
     """
     found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", path)
     return found[1].lower() if found else ""
 
 
 def local_path(argument: str, path: str | os.PathLike[str]) -> pathlib.Path:
-    """Expand `~` in a path. `pathlib` would take a URL for a folder named `s3:`."""
+    """Expand `~` in a path, and refuse a URL, which `pathlib` would take for a folder."""
     text = os.fspath(path)
     remedy = "mount the bucket and pass its path, or pass a folder and copy the files."
     check(not scheme_of(text), argument, "be a path, no URL", repr(text), remedy)
-    # pathlib raises for an unknown user, as in ~x; os.path keeps the text, as a shell does.
+    # For an unknown user x, pathlib raises an error; os.path keeps "~x" as it is, like a shell.
     return pathlib.Path(os.path.expanduser(text))  # noqa: PTH111
 
 
 def _constructor_call(self: Any) -> str:
-    """Return the call that makes a configuration, without arguments that have their default."""
+    """Return the constructor call of a configuration, without arguments equal to the default."""
     given = (
         f"{field.name}={getattr(self, field.name)!r}"
         for field in dataclasses.fields(self)

@@ -1,4 +1,4 @@
-"""Codecs between a vector and its payload. May import `ops`, the contracts and `_axes`."""
+"""Codecs, which compress vectors. May import `ops`, `_contracts`, `_axes` and `_values`."""
 
 from fftgrad.codecs._budget import Budget
 from fftgrad.codecs._chain import chain

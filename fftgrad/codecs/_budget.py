@@ -1,4 +1,4 @@
-"""The largest coefficients, as many as a message of fixed size holds."""
+"""Selector of as many of the largest coefficients as fit into a payload of fixed size."""
 
 import dataclasses
 import functools
@@ -26,33 +26,33 @@ from fftgrad.ops import (
 ORDERS = 16
 ORDER_SAMPLE = 8
 PER_OCTAVE, CUTS, OCTAVES = 32, 8, 16
-"""Candidates for T (finenesses) per octave, cuts between two candidates, and number of octaves."""
+"""Candidates for the step T (finenesses) per octave, cuts per candidate, and octaves."""
 
 LEVELS = PER_OCTAVE * CUTS * OCTAVES
 LEVEL_BITS, DIGIT_BITS = 12, 3
 
 SIGN = 1
-"""The order of the codes of levels: their lowest bit is a sign."""
+"""Order of the codes of 2 (q - 1) + sign, whose lowest bit is the sign."""
 
 GROWTH = 1.5
-"""Octaves by which the words grow in an octave of levels, about."""
+"""If T is halved, the number of words grows by a factor of about 2**GROWTH."""
 
 TINY = float(jnp.finfo(jnp.float32).tiny)
 
 LANE, BLOCK, SAMPLED = 32, 128, 8
-"""Candidates in a lane, lanes in a block, and blocks to one block of the sample."""
+"""Candidates per lane, and lanes per block; the sample holds one of SAMPLED blocks."""
 
 FEW = 1 << 11
 """Least number of words of a sample."""
 
 LEAST_EXPONENT = -110
-"""Least exponent of a scale, so that the finest steps are normal numbers."""
+"""Least exponent of a scale, so that the smallest T is a normal number."""
 
 
 class Candidates(NamedTuple):
     positions: jax.Array  # int32[k]
     magnitude: jax.Array  # float32[k], below 2
-    negative: jax.Array  # int32[k], 1 for a minus
+    negative: jax.Array  # int32[k], 1 if the coefficient is negative
     scale: jax.Array  # unit of the magnitudes; NaN if a value is not finite
 
     @classmethod
@@ -60,12 +60,12 @@ class Candidates(NamedTuple):
         if most == x.size:
             positions = lax.iota(jnp.int32, x.size)
         else:
-            # The barrier keeps XLA from rebuilding the vector from all leaves for each reader.
+            # Without the barrier, XLA concatenates the leaves again for each reader of the vector.
             x = lax.optimization_barrier(x)
             positions = _positions.select(_selection.largest(*_selection.keys(x), most), most)
             x = x[positions]
         top = _finite.largest(x)
-        # Powers of two do not round. There are two, because one alone may overflow.
+        # Multiply by two powers of two, which is exact, because their product may overflow.
         binade = (lax.bitcast_convert_type(top, jnp.int32) >> 23) - 127
         binade = jnp.where(top >= TINY, jnp.maximum(binade, LEAST_EXPONENT), 0)
         half = binade // 2
@@ -75,7 +75,7 @@ class Candidates(NamedTuple):
         return cls(positions, scaled, (x < 0).astype(jnp.int32), scale)
 
     def at(self, level: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return which coefficients a level sends, bool[k], and their q, int32[k], at least 1."""
+        """Return True for the coefficients that a level sends, bool[k], and q >= 1, int32[k]."""
         index, part = lax.iota(jnp.int32, self.magnitude.size), -(-self.magnitude.size // CUTS)
         fineness, cut = level // CUTS, part * (level % CUTS)
         units = resolution(fineness), resolution(fineness + 1)
@@ -89,19 +89,19 @@ def _power(exponent: jax.Array) -> jax.Array:
 
 
 def resolution(fineness: jax.Array) -> jax.Array:
-    """Return 1 / T, in units of the scale: 32 values per octave from 1/2 on, of 5 mantissa bits."""
+    """Return scale / T: 1/2 for fineness 0, then 32 evenly spaced values in each octave."""
     bits = (126 * PER_OCTAVE + fineness) << 24 - PER_OCTAVE.bit_length()
     return lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def gaps_of(positions: jax.Array, kept: jax.Array) -> jax.Array:
-    """Return the number of coefficients between each one and the last kept one before it."""
+    """Return the number of positions between each candidate and the kept candidate before it."""
     last = _count.cummax(jnp.where(kept, positions + 1, 0))
     return positions - jnp.pad(last, (1, 0))[:-1]
 
 
 def order_of(candidates: Candidates) -> jax.Array:
-    """Return the order that codes the gaps of a sample of candidates in the fewest bits."""
+    """Return the order with the fewest bits for the gaps of a sample of the candidates."""
     gaps = jnp.diff(candidates.positions, prepend=-1)[::ORDER_SAMPLE] - 1
     orders = jnp.arange(ORDERS, dtype=jnp.int32)[:, None]
     bits = 2 * _exp_golomb.exponents(gaps[None], orders) + orders
@@ -109,8 +109,8 @@ def order_of(candidates: Candidates) -> jax.Array:
 
 
 def finest(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
-    """Return the highest level whose codes fit; level zero sends nothing."""
-    # The words grow with the level: one more coefficient takes more bits than its gap saves.
+    """Return the highest level whose codes fit into `words`; level 0 sends nothing."""
+    # Higher levels take more words: one more code takes more bits than shorter gaps save.
     return _platform.dependent(
         candidates,
         order,
@@ -122,18 +122,18 @@ def finest(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
 class Lanes(NamedTuple):
     """Candidates in columns of 32.
 
-    A pass over columns has its state in a register. A running maximum takes a dozen passes.
+    A scan of all columns keeps its state in registers; a running maximum takes a dozen passes.
     """
 
     positions: jax.Array  # int32[LANE, m]
     magnitude: jax.Array  # float32[LANE, m], zero after the last candidate
-    start: jax.Array  # the number of each column's first candidate, int32[m]
-    part: jax.Array  # number of candidates in a cut, int32[]
+    start: jax.Array  # index of the first candidate in each column, int32[m]
+    part: jax.Array  # number of candidates per cut, int32[]
 
     @classmethod
     def of(cls, candidates: Candidates) -> "Lanes":
         k = candidates.positions.size
-        # Padded here, because a bound check in the passes would keep them from being vectorized.
+        # Pad once here: a bound check inside the passes would prevent their vectorization.
         missing = -k % (LANE * BLOCK if k > LANE * BLOCK else LANE)
         positions, magnitude = (
             _shapes.rows(jnp.pad(x, (0, missing)), LANE).T
@@ -143,7 +143,7 @@ class Lanes(NamedTuple):
         return cls(positions, magnitude, start, jnp.int32(-(-k // CUTS)))
 
     def sample(self) -> "Lanes":
-        """Keep one of `SAMPLED` blocks; only the gap before its first candidate changes."""
+        """Keep one of `SAMPLED` blocks; only the gap before each kept block changes."""
 
         def few(x: jax.Array) -> jax.Array:
             blocks = x.reshape(*x.shape[:-1], -1, BLOCK)
@@ -152,7 +152,7 @@ class Lanes(NamedTuple):
         return Lanes(few(self.positions), few(self.magnitude), few(self.start), self.part)
 
     def words(self, order: jax.Array, level: jax.Array) -> jax.Array:
-        """Return the number of words that the codes of a level take."""
+        """Return the number of words for the codes of a level."""
         fineness, cut = level // CUTS, level % CUTS
         units = resolution(fineness), resolution(fineness + 1)
         row = lax.broadcasted_iota(jnp.int32, self.positions.shape, 0)
@@ -168,7 +168,7 @@ class Lanes(NamedTuple):
             reaches, kept = _reach(magnitude, self.start + i, self.part * cut, units)
             gap = jnp.where(last < 0, 0, _exp_golomb.exponents(at - last - 1, order))
             q = jnp.maximum(reaches.astype(jnp.int32), 1)
-            # A lane has less than 2**16 bits of exponents, so its count can stand above them.
+            # A lane has a sum of exponents below 2**16, so the bits above can hold its count.
             more = gap + _exp_golomb.exponents(q - 1, 0) + (1 << 16)
             return (jnp.where(kept, at, last), inner + jnp.where(kept, more, 0)), None
 
@@ -183,14 +183,14 @@ class Lanes(NamedTuple):
 def _reach(
     magnitude: jax.Array, index: jax.Array, cut: jax.Array, units: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    """Return magnitudes in steps, and True for those that are kept."""
+    """Return magnitudes in units of T, and True for the magnitudes that are kept."""
     reaches = magnitude * units[0]
-    # The parts reach the next fineness one by one. Equal values would reach it all at once.
+    # Only candidates before the cut use the next finer T, so that a level can split equal values.
     return reaches, jnp.where(index < cut, magnitude * units[1], reaches) >= 1.0
 
 
 def _by_digits(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
-    """Find the finest level, three bits at a time, without a loop of unknown length."""
+    """Find the finest level that fits, three bits at a time, in a loop of known length."""
 
     def words_at(level: jax.Array) -> jax.Array:
         kept, q = candidates.at(level)
@@ -211,21 +211,21 @@ def _by_digits(candidates: Candidates, order: jax.Array, words: int) -> jax.Arra
 
 
 class _Bracket(NamedTuple):
-    """Levels, int32[], of which the lower one fits and the higher one does not."""
+    """Levels, int32[]: the codes of `low` fit, and the codes of `high` do not."""
 
     low: jax.Array
     high: jax.Array
-    next: jax.Array  # the one to try
+    next: jax.Array  # level to try next
     turn: jax.Array
-    tried: jax.Array  # the one before
-    excess: jax.Array  # log2 of its words over the words that fit, float32[]
-    slope: jax.Array  # octaves of words to a level, float32[]
+    tried: jax.Array  # level tried last
+    excess: jax.Array  # log2(words of the level tried last / words that fit), float32[]
+    slope: jax.Array  # growth of log2(words) per level, float32[]
 
 
 def _by_growth(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
-    """Find the finest level by secants, which start where a sample of many candidates ends."""
+    """Find the finest level that fits, by secants, which start at the level found for a sample."""
     lanes, slope = Lanes.of(candidates), jnp.float32(GROWTH / (PER_OCTAVE * CUTS))
-    # All candidates together take about half of the words, where each has one level.
+    # Start at the level that sends all candidates, whose codes take about half of the words.
     least = jnp.maximum(jnp.min(candidates.magnitude), 2.0**-OCTAVES)
     first = jnp.round(-jnp.log2(least) * (PER_OCTAVE * CUTS)).astype(jnp.int32)
     share = words // SAMPLED
@@ -240,7 +240,7 @@ def _by_growth(candidates: Candidates, order: jax.Array, words: int) -> jax.Arra
 def _by_secants(
     lanes: Lanes, order: jax.Array, words: int, first: jax.Array, slope: jax.Array
 ) -> _Bracket:
-    """Find the neighboring levels of which the lower one fits."""
+    """Narrow the bracket to neighboring levels: `low` fits, and `low` + 1 does not."""
     usual = GROWTH / (PER_OCTAVE * CUTS)
 
     def narrow(b: _Bracket) -> _Bracket:
@@ -250,12 +250,12 @@ def _by_secants(
         excess = jnp.log2(jnp.maximum(found, 1).astype(jnp.float32) / words)
         away = (b.next - b.tried).astype(jnp.float32)
         slope = jnp.clip((excess - b.excess) / away, usual / 3, usual * 10)
-        # The slope between neighbors shows their cuts more than the growth.
+        # Between levels that are close, the cuts distort the slope, so keep the last one.
         slope = jnp.where((b.turn == 0) | (jnp.abs(away) < 4), b.slope, slope)
-        # Rounded to the far side, so that the bracket closes from both.
+        # Round away from the tried level, so that the bracket closes from both sides.
         away = -excess / slope
         away = jnp.where(fits, jnp.ceil(away), jnp.floor(away)).astype(jnp.int32)
-        # Secants of uneven growth may close in from one side only.
+        # Secants may close the bracket from one side only, so bisect in every fifth turn.
         halve = (b.turn % 5 == 4) & (low > 0) & (high < LEVELS)
         following = jnp.where(halve, (low + high) // 2, b.next + away)
         following = jnp.clip(following, low + 1, high - 1)
@@ -270,28 +270,28 @@ def _by_secants(
 
 
 HEAD = 8
-"""Bytes before the codes: the step, and how many coefficients there are."""
+"""Bytes before the codes: 4 for T, and 4 for the number of coefficients and the order."""
 
 LEAST_BYTES = HEAD + 12
 
 LEAST_BITS = 6
-"""Least number of bits for each coefficient, which bounds their number."""
+"""At most one coefficient per LEAST_BITS bits is sent."""
 
 MOST = 1 << 26
-"""Largest number of coefficients, whose bits an int32 can count."""
+"""Largest number of coefficients, so that an int32 can count their bits."""
 
 
 class BudgetSide(NamedTuple):
-    """Side: number of coefficients and order of the codes of gaps, uint32[1], and the codes."""
+    """Side: number of coefficients and order of the gap codes in uint32[1], then all codes."""
 
     head: jax.Array
     words: jax.Array
 
 
 def _decoded(step: jax.Array, q: jax.Array, negative: jax.Array) -> jax.Array:
-    """Return the values of coefficients of q steps, float32[k]."""
+    """Return the decoded values for q, with the quantization step T as `step`, float32[k]."""
     q = q.astype(jnp.float32)
-    # The largest value may exceed float32. A NaN is not hidden.
+    # The largest value may exceed the float32 range. If the step is NaN, all values are NaN.
     bound = jnp.where(jnp.isfinite(step), jnp.finfo(jnp.float32).max, jnp.inf)
     size = jnp.minimum(step * (q + q / (2 * q + 1)), bound)
     return jnp.where(negative, -size, size)
@@ -299,35 +299,35 @@ def _decoded(step: jax.Array, q: jax.Array, negative: jax.Array) -> jax.Array:
 
 @value
 class Budget(Selector):
-    """Selector: as many of the largest coefficients as fit into a given size, and quantized.
+    """Selector: as many of the largest coefficients as fit into a given size, quantized.
 
-    With a quantization step T, x_i is sent if q_i = floor(|x_i| / T) is not zero. It is sent as
-    q_i, its sign, and the gap, the number of unsent coefficients before it. In exponential-Golomb
-    codes, a gap takes 1 + r + 2 floor(log2((gap >> r) + 1)) bits, of a fitted order r, and q with
-    its sign 2 + 2 floor(log2 q). So positions that cluster take few bits. T is the smallest of 32
-    candidates per octave whose codes fit, but at least about 2^-16 of the largest coefficient. The
-    remaining bits go to coefficients that the next smaller candidate would add: the first ones by
-    position, as q = 1.
+    With a quantization step T, x_i is sent if q_i = floor(|x_i| / T) > 0. The payload holds q_i,
+    the sign, and the gap, which is the number of unsent coefficients since the last sent one. All
+    are in exponential-Golomb codes. A gap takes 1 + r + 2 floor(log2((gap >> r) + 1)) bits, where
+    the order r is fitted, and q with its sign takes 2 + 2 floor(log2 q). So clustered positions
+    take few bits. There are 32 candidates for T per octave, down to about 2^-16 of the largest
+    coefficient. T is the smallest candidate whose codes fit. The next smaller candidate would add
+    coefficients: the first of these, by position, use the remaining bits, with q = 1.
 
     q decodes to 2q(q + 1) / (2q + 1) · T, which has the smallest maximum relative error over
-    [qT, (q + 1)T]. It selects and quantizes, so it comes last in a chain. Real and imaginary parts
-    count as separate coefficients.
+    [qT, (q + 1)T]. `Budget` also quantizes, so it must be the last stage of a chain. Real and
+    imaginary parts are separate coefficients.
 
     Args:
-      ratio: the bytes of the vector in float32 (complex64) over those sent: `Budget(ratio=100)`
-        sends a bfloat16 gradient in 50 times fewer bytes.
-      bytes: size of a part instead; `TwoStage` gives each of its w shards a w-th.
+      ratio: bytes of the vector in float32 (complex64), divided by the bytes of the payload.
+        `Budget(ratio=100)` sends a bfloat16 gradient in 50 times fewer bytes.
+      bytes: size of the payload of a part; in `TwoStage`, each of w shards gets bytes / w.
 
-    Wire: x float32[n] | complex64[n] -> main float32[1], T; side uint32 words. Both together take
-      4 floor(bytes / 4) bytes, with bytes = 4n / ratio (8n / ratio if complex), but at least 20. At
-      most one coefficient per 6 bits is sent.
+    Wire: x float32[n] | complex64[n] -> main float32[1], T; side uint32 words. Main and side take
+      4 floor(bytes / 4) bytes together, at least 20, with bytes = 4n / ratio (complex: 8n / ratio).
+      At most one coefficient per 6 bits is sent.
 
     Claims: biased; not summable. Up to float32 rounding, the relative error of a sent coefficient
-      is at most 1/3. It is at most 3/8 if the coefficient is below T, and 2^-15 if it is above
-      2^15 T. All platforms send the same bits. Values below 2^-125 count as zero.
+      is at most 1/3 for |x_i| >= T, 3/8 below T, and 2^-15 above 2^15 T. All platforms send the
+      same bits. Values below 2^-125 count as zero.
 
-    Differs from the paper: QSGD draws its levels by chance, in units of the norm, and codes levels
-      and gaps in recursive Elias codes.
+    Differs from the paper: QSGD rounds to levels stochastically, in units of the norm, and uses
+      recursive Elias codes.
 
     Example:
       >>> x, codec = 1.0 / (1.0 + jnp.arange(1000.0)), fg.Budget(ratio=50)
@@ -377,7 +377,7 @@ class Budget(Selector):
         count = jnp.sum(kept, dtype=jnp.int32)
         head = (count | order << 27).astype(jnp.uint32)[None]
         unit = candidates.scale / resolution(level // CUTS)
-        main = _wire.without_gradient(unit[None], x)  # a float, but the unit of codes
+        main = _wire.without_gradient(unit[None], x)  # float, but without a derivative
         payload = Payload(main, BudgetSide(head, codes))
         if jnp.iscomplexobj(x):
             return Compressed(payload)
@@ -412,7 +412,7 @@ class Budget(Selector):
         return Sparse(jnp.where(used, at, n + slot), jnp.where(used, value, 0.0))
 
     def _words(self, like: Like) -> int:
-        """Return the number of words that are left for codes."""
+        """Return the number of words for codes."""
         size = self.bytes or int(4 * _quantizers.real_size(like) / (self.ratio or 1.0))
         return max(size - HEAD, 12) // 4
 

@@ -1,6 +1,6 @@
 """Chains of codecs: payload shapes, checked calls, and decompression.
 
-A chain is undone stage by stage. If few coefficients are left, only their blocks are undone.
+Stages are inverted in reverse. If few coefficients are kept, only their blocks are inverted.
 """
 
 import functools
@@ -79,18 +79,18 @@ def _spec(codec: Codec, shape: tuple[int, ...], dtype: Any) -> tuple[Payload, bo
 
     with _platform.one():
         state = jax.eval_shape(lambda: codec.init(like))
-        # Drop everything but shapes and dtypes, which depend on the first caller.
+        # Keep only shapes and dtypes in the cache: other attributes depend on the first caller.
         shapes = spec(jax.eval_shape(payload, like, state))
     return shapes, counts
 
 
 SPARSE = 16
-"""Blocks are undone one by one if those with a coefficient hold at most 1 value in SPARSE."""
+"""If the blocks with coefficients hold at most n / SPARSE values, only these are inverted."""
 
 
 @value
 class Chain(Codec):
-    """Codec: several codecs, each of which compresses the main part of the one before."""
+    """Codec: a sequence of stages; each stage compresses the `main` part of the previous stage."""
 
     stages: tuple[Codec, ...]
 
@@ -103,8 +103,8 @@ class Chain(Codec):
 
     @property
     def unbiased(self) -> bool:
-        # The expectation over the inner stages passes through the outer decompress only if that is
-        # linear. So only the last stage may be a nonlinear one.
+        # The expectation of decompress(y) is decompress(expectation of y) only if decompress is
+        # linear. So only the last stage may be nonlinear.
         return all(s.unbiased for s in self.stages) and all(s.summable for s in self.stages[:-1])
 
     @property
@@ -138,15 +138,15 @@ class Chain(Codec):
 
 
 def chain(*codecs: Codec) -> Codec:
-    """Composition: the codec that applies `codecs` in order, and undoes them in reverse.
+    """Composition: a codec that applies `codecs` in order, and inverts them in reverse order.
 
-    Each stage compresses the `main` part of the stage before. The `side` parts are sent unchanged.
+    Each stage compresses the `main` part of the previous stage. All `side` parts are sent.
     Nested chains are flattened, `Identity()` is dropped, and `chain(c)` is `c`.
 
     Args:
       *codecs: the stages in order: transforms and selectors, then at most one quantizer.
 
-    Claims: summable if every stage is; unbiased if every stage is and all but the last are linear.
+    Claims: summable if all stages are; unbiased if all are, and all but the last are summable.
 
     Raises:
       ValueError: if a stage follows a quantizer.
@@ -185,8 +185,8 @@ def selects(codec: Codec) -> bool:
 def split_linear(codec: Codec, like: Like) -> tuple[Codec, Codec]:
     """Split a codec into its longest summable prefix and the rest.
 
-    The main parts of the prefix are summed after undoing the rest for each payload, so one inverse
-    FFT serves all payloads. A stage with a side part belongs to the rest.
+    The caller inverts the rest for each payload, sums the results, and inverts the prefix once. So
+    one inverse FFT serves all payloads. A stage with a side part belongs to the rest.
     """
     parts = stages(codec)
     cut = 0
@@ -199,7 +199,7 @@ def split_linear(codec: Codec, like: Like) -> tuple[Codec, Codec]:
 
 
 def split_for_sum(codec: Codec, like: Like) -> tuple[Codec, Codec]:
-    """Split a codec into the stages undone once for a sum, and those undone for each payload."""
+    """Split a codec into the stages to invert once, for the sum, and those for each payload."""
     if has_few_blocks(stages(codec), like):
         return Identity(), codec
     return split_linear(codec, like)
@@ -212,7 +212,7 @@ def undo_linear(codec: Codec, total: jax.Array, like: Like, step: Step) -> jax.A
 
 
 def has_few_blocks(stages: Sequence[Codec], like: Like) -> bool:
-    """Return True if so few blocks hold a coefficient that only those are undone."""
+    """Return True if the blocks with kept coefficients hold at most n / SPARSE values."""
     match stages:
         case (Transform() as transform, Selector() as selector, *_):
             if selector.last or selector.summable:

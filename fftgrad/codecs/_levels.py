@@ -1,4 +1,4 @@
-"""Quantizers with levels that fit the distribution: geometric, Lloyd-Max and means of bins."""
+"""Quantizers whose levels fit a distribution: geometric, Lloyd-Max and means of bins."""
 
 import functools
 import math
@@ -19,27 +19,26 @@ from fftgrad.ops import _codes, _finite, _platform, _shapes
 class LogQuantizer(Quantizer):
     """Quantizer: geometric levels between the smallest and the largest magnitude of the payload.
 
-    It suits the output of a selector, whose magnitudes begin at a threshold. L = 2^(N-1) cells of
-    equal ratio r divide the range from the smallest non-zero magnitude, low, to the largest, high:
+    Use it after a selector, which keeps magnitudes above a threshold. Let low and high be the
+    smallest non-zero and the largest magnitude. L = 2^(N-1) cells of ratio r divide this range:
 
         r = (high / low)^(1/L),   cell j = [low r^j, low r^(j+1)),   c_j = 2 low r^(j+1) / (r + 1).
 
-    The code of x is the cell of |x| and a sign, and decodes to ±c_j. This point has the smallest
-    maximum relative error in the cell, (r - 1) / (r + 1) < 1. If there are zeros, they use the
-    first code, and L - 1 cells remain. A complex value has L = 2^N cells of its modulus and 2^N
-    sectors of its angle. It decodes to the modulus c_j cos(π/L), whose error over the sector
-    is least.
+    The code of x holds the cell of |x| and the sign, and decodes to ±c_j. The choice of c_j has the
+    smallest maximum relative error in the cell, (r - 1) / (r + 1) < 1. If some x is zero, the first
+    code stands for zero, and L - 1 cells remain. For complex values, L = 2^N cells divide the
+    modulus, and L sectors the angle. The modulus decodes to c_j cos(π/L), with the least error.
 
     Args:
       bits: N, 2 <= N <= 16.
 
     Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[2]; 2N bits for complex64[k].
 
-    Claims: relative error of every value at most (r - 1) / (r + 1), up to float32 rounding; less
-      than 1 for complex values. Not summable. A payload with a NaN or an infinity decodes to NaN
-      throughout; subnormal values count as zero.
+    Claims: not summable. The relative error of a real value is at most (r - 1) / (r + 1), up to
+      float32 rounding, and that of a complex value is below 1. Subnormal values count as zero. If a
+      value is not finite, all values decode to NaN.
 
-    Differs from the paper: the FFT paper's floats (`RangeFloat`) fit the largest magnitude only.
+    Differs from the paper: the FFT paper's floats (`RangeFloat`) fit only the largest magnitude.
 
     Example:
       >>> x, codec = jnp.array([1.0, -9.0, 3.5, 0.0]), fg.LogQuantizer(bits=3)
@@ -82,7 +81,7 @@ class LogQuantizer(Quantizer):
         return lax.complex(modulus * jnp.cos(angle), modulus * jnp.sin(angle))
 
     def _widths(self, like: Like) -> tuple[int, int]:
-        """Return the bits of a code, and of its level, which stands below the sign or sector."""
+        """Return the bits of a code, and of the level in its low bits, below the sign or sector."""
         return (2 * self.bits, self.bits) if _is_polar(like) else (self.bits, self.bits - 1)
 
 
@@ -105,11 +104,11 @@ class Ends(NamedTuple):
 
     @property
     def side(self) -> jax.Array:
-        """Side part of the payload, float32[2]: low, negative if there are zeros, and high."""
+        """Side part of the payload, float32[2]: low (negative if a value is zero), and high."""
         return jnp.stack([jnp.where(self.zeros, -self.low, self.low), self.high])
 
     def cell(self, magnitude: jax.Array, levels: int) -> jax.Array:
-        """Return the number of the level of a magnitude, int32."""
+        """Return the level of each magnitude, int32."""
         cells = levels - self.zeros.astype(jnp.int32)
         width = self._width
         scale = jnp.where(width > 0, jnp.asarray(cells, jnp.float32) / width, 0.0)
@@ -119,16 +118,16 @@ class Ends(NamedTuple):
         return jnp.where(magnitude < _quantizers.TINY, 0, cell)
 
     def middle(self, level: jax.Array, levels: int) -> jax.Array:
-        """Return the point of least relative error in the cell of a level, float32."""
+        """Return c_j of `LogQuantizer` for each level, float32."""
         zeros = self.zeros.astype(jnp.int32)
         cells = levels - zeros
         j = level.astype(jnp.int32) - zeros
         step = self._width / cells.astype(jnp.float32)
-        # Two factors of half the exponent, because high / low may overflow float32.
+        # Multiply by the square root twice, because r^j <= high / low may overflow float32.
         root = jnp.exp2(j.astype(jnp.float32) * (0.5 * step))
         lower = jnp.clip(self.low * root * root, self.low, self.high)
         ratio = jnp.exp2(-step)
-        # Below 2 by more than the rounding error, which keeps the relative error below 1.
+        # A factor below 2 by more than the rounding error keeps the relative error below 1.
         up = jnp.minimum(2.0 / (1.0 + ratio), 2.0 - 2.0**-14)
         return jnp.where(j < 0, 0.0, jnp.clip(lower * up, self.low, self.high))
 
@@ -150,7 +149,7 @@ def _modulus(z: jax.Array) -> jax.Array:
     re, im = jnp.abs(z.real), jnp.abs(z.imag)
     most = jnp.maximum(re, im)
     share = jnp.minimum(re, im) / jnp.where(most < _quantizers.TINY, 1.0, most)
-    # x - x is NaN for values that are not finite, which maximum and minimum may drop.
+    # Add x - x, which is NaN if x is not finite, because `maximum` and `minimum` may drop a NaN.
     return most * jnp.sqrt(1.0 + jnp.square(share)) + (re - re) + (im - im)
 
 
@@ -158,21 +157,21 @@ def _modulus(z: jax.Array) -> jax.Array:
 class LloydMax(Quantizer):
     """Quantizer: the 2^bits Lloyd-Max centroids of a normal distribution, with a scale per block.
 
-    For each block x of d values, y = √d x / ||x|| is rounded to the nearest Lloyd-Max centroid q
-    of N(0, 1), and decoded as S q with S = ||x|| √d / <y, q>, so that the result has the right
-    projection on x. After a random rotation, `chain(Hadamard(), LloydMax())`, every block is
-    nearly normal, and the mean of many workers is nearly unbiased.
+    For each block x of d values, the values of y = √d x / ||x|| are rounded to the nearest
+    Lloyd-Max centroids q of N(0, 1). The block decodes to S q with S = ||x|| √d / <y, q>, so that
+    <S q, x> = ||x||². After a random rotation, `chain(Hadamard(), LloydMax())`, the values are
+    nearly normally distributed, and the codec is nearly unbiased.
 
     Args:
       bits: width of a code, 1 <= bits <= 6. One bit is DRIVE, more bits are EDEN.
-      block: values per scale; use the block of the rotation.
+      block: d, number of values with a common scale; use the block of the rotation.
 
     Wire: x float32[n] -> main uint32[ceil(n · bits / 32)], side float32[ceil(n/block)].
 
-    Claims: not summable. Not claimed to be unbiased: the proof needs a uniform rotation. A block
-      with a NaN or an infinity decodes to NaN, as does one whose length overflows float32.
+    Claims: not summable; not claimed to be unbiased, because the proof needs a uniform rotation. If
+      a value is not finite, or ||x|| overflows float32, all values of the block decode to NaN.
 
-    Differs from the paper: whole bits only.
+    Differs from the paper: only whole numbers of bits per value.
 
     Example:
       >>> x, codec = jnp.array([1.0, -1.0, 1.0, 1.0]), fg.codecs.LloydMax(bits=1)
@@ -218,7 +217,7 @@ class LloydMax(Quantizer):
 
 
 def _look_up(codes: jax.Array, values: np.ndarray | jax.Array) -> jax.Array:
-    # XLA vectorizes selects among few values, but not a gather.
+    # XLA vectorizes selects between few values, but not a gather.
     values = values.astype(np.float32)
     out = jnp.full(codes.shape, values[0])
     for code in range(1, len(values)):
@@ -228,7 +227,7 @@ def _look_up(codes: jax.Array, values: np.ndarray | jax.Array) -> jax.Array:
 
 @functools.cache
 def _centroids(bits: int) -> np.ndarray:
-    """Compute centroids by Newton: each is the mean between bounds half-way to its neighbors."""
+    """Solve by Newton: a centroid is the mean of N(0, 1) between midpoints to its neighbors."""
     centroids = np.linspace(-2.0, 2.0, 2**bits) if bits > 1 else np.array([-1.0, 1.0])
     for _ in range(12):
         bounds = np.array([-math.inf, *(centroids[1:] + centroids[:-1]) / 2, math.inf])
@@ -236,7 +235,7 @@ def _centroids(bits: int) -> np.ndarray:
         below = np.array([0.5 * (1 + math.erf(b / math.sqrt(2))) for b in bounds])
         mass = np.diff(below)
         means = -np.diff(density) / mass
-        # Derivative of a mean by the centroids, through their shared bound.
+        # Derivative of each mean by the centroids, which move its bounds.
         ends = np.where(np.isfinite(bounds), bounds, 0.0)
         up = density[1:] * (ends[1:] - means) / (2 * mass)
         down = density[:-1] * (means - ends[:-1]) / (2 * mass)
@@ -253,20 +252,21 @@ SPAN = 6.0
 class BinMeans(Quantizer):
     """Quantizer: 2^bits bins of equal width around the mean, each decoded as its own mean.
 
-    With m the mean of the vector, σ its standard deviation and B = 2^bits, a value v has the code
+    Let m be the mean of the vector, σ its standard deviation and B = 2^bits. A value v has the code
 
         q = clip(round((v - m) / (6σ / B) + B/2), 0, B - 1),
 
-    and decodes to the mean of all values with this code. With one bit, code 1 means above the mean.
+    and decodes to the mean of all values with this code. With one bit, the bins meet at m.
 
     Args:
       bits: width of a code, 1 <= bits <= 4; SparseLoCo uses 2.
 
     Wire: x float32[n] -> main uint32[ceil(n · bits / 32)], side float32[2^bits].
 
-    Claims: biased, but the sum of all values is exact; not summable. NaN if a value is not finite.
+    Claims: biased, but the sum of all values is exact; not summable. If a value is not finite, all
+      values decode to NaN.
 
-    Differs from the paper: σ divides by n, in its code by n - 1. One bit splits at the mean; its
+    Differs from the paper: σ divides by n, in the paper's code by n - 1. With one bit, the paper's
       formula would put nearly all values into one bin.
 
     Example:
@@ -287,8 +287,8 @@ class BinMeans(Quantizer):
         _quantizers.check_real("BinMeans", x)
         top, _ = _quantizers.row_norms(x[None])
         y = _quantizers.in_units(x, top[0], 1.0)  # prevents overflow of squares
-        # XLA recomputes cheap values for each reader, sometimes with other rounding. A value could
-        # then be sent with one code and be averaged with another.
+        # XLA may recompute the codes for each reader with different rounding. Then a value could be
+        # sent with one code, but count in the mean of another.
         kept = lambda y: lax.optimization_barrier(self._codes(y))  # noqa: E731
         codes = _platform.dependent(y, cpu=self._codes_in_a_loop, default=kept)
         means = jnp.stack([_mean_where(codes == code, y) for code in range(2**self.bits)])
@@ -304,8 +304,8 @@ class BinMeans(Quantizer):
         return jnp.clip(places, 0, bins - 1).astype(jnp.uint32)
 
     def _codes_in_a_loop(self, y: jax.Array) -> jax.Array:
-        # XLA for CPUs drops barriers too early, but keeps the result of a loop. The loop runs once,
-        # or twice for a NaN, because XLA removes a loop with a known number of turns.
+        # XLA for CPUs drops barriers too early, but keeps the result of a loop if the number
+        # of turns is unknown. So the number depends on the data: 2 if y[0] is not finite, else 1.
         start = jnp.isfinite(y[0]).astype(jnp.int32), jnp.zeros_like(y, jnp.uint32)
         return lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, self._codes(y)), start)[1]
 

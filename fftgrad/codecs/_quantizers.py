@@ -17,14 +17,14 @@ TINY = np.float32(np.finfo(np.float32).tiny)
 
 
 def check_real(owner: str, x: jax.Array) -> None:
-    """Require a float32 vector. The spectrum of a transform is complex."""
+    """Require a float32 vector; `Fft` returns a complex vector."""
     found, fine = f"{x.dtype}{list(x.shape)}", x.ndim == 1 and x.dtype == jnp.float32
     remedy = "after Fft use RangeFloat, and put other transforms first in the chain."
     check(fine, f"{owner}.compress(x)", "be a float32 vector", found, remedy)
 
 
 def as_real(x: jax.Array) -> jax.Array:
-    """Convert a float or complex vector to float32, real parts first."""
+    """Convert a vector to float32. For a complex vector, concatenate real and imaginary parts."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return jnp.concatenate([x.real, x.imag])
     return x.astype(jnp.float32)
@@ -46,32 +46,32 @@ def divisor(scale: jax.Array) -> jax.Array:
 
 
 def in_units(x: jax.Array, scale: jax.Array, per_scale: float) -> jax.Array:
-    """Return x · per_scale / scale, also where 1 / scale would be flushed to zero."""
+    """Return x · per_scale / scale, even if 1 / scale is subnormal and would be flushed to zero."""
     down = jnp.where(scale > 1.0, np.float32(1 / 16), np.float32(1.0))
-    # The barrier keeps XLA from recomputing the factors, with a division, for each value.
+    # Without the barrier, XLA recomputes the factors, with a division, for each value.
     down, factor = lax.optimization_barrier((down, per_scale / (divisor(scale) * down)))
     return (x * down) * factor
 
 
 def row_norms(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the largest magnitude and the length of each row; NaN if the row is not finite."""
+    """Return the largest magnitude and the L2 norm of each row; NaN if a value is not finite."""
     top = _finite.largest(rows, axis=1)
     scaled = in_units(rows, top[:, None], 1.0)  # prevents overflow of squares
     return top, divisor(top) * jnp.sqrt(jnp.sum(jnp.square(scaled), axis=1))
 
 
 def noise_bits(owner: object, step: Step, count: int) -> jax.Array:
-    """Draw uint32[count] that differ between workers."""
+    """Draw random uint32[count], different on each worker."""
     return _random.drawn_bits(owner, step.local, count, ", with another key for each call")
 
 
 def uniform_noise(owner: object, step: Step, count: int) -> jax.Array:
-    """Draw uniform float32[count] in [0, 1) that differ between workers."""
+    """Draw uniform float32[count] in [0, 1), different on each worker."""
     return (noise_bits(owner, step, count) >> 8).astype(jnp.float32) * 2.0**-24
 
 
 def to_levels(x: jax.Array, scale: jax.Array, levels: int, uniform: jax.Array) -> jax.Array:
-    """Round |x| <= scale, without bias, to integers in units of scale / levels."""
+    """Round x, |x| <= scale, stochastically to integers in units of scale / levels."""
     share = in_units(x, scale, levels)
     down = jnp.floor(share)
     # Rounding may push the largest value slightly beyond the scale.
@@ -88,10 +88,10 @@ class Cast(Quantizer):
     Args:
       dtype: bfloat16, float16, float8_e4m3fn or float8_e5m2; by name or as a dtype.
 
-    Wire: x float32[n] -> main dtype[n], bit-cast, so that no collective widens it.
+    Wire: x float32[n] -> main dtype[n]. It is sent as uint32, so that no collective widens it.
 
     Claims: biased; not summable. Relative error of a normal value at most 2^-8 for bfloat16, 2^-11
-      for float16. Finite values out of range saturate and are counted; NaN stays NaN.
+      for float16. Finite values out of range saturate and count as overflow; NaN stays NaN.
 
     Example:
       >>> fg.compress(fg.Cast("bfloat16"), jnp.array([1.0, 1.001])).main
@@ -120,14 +120,14 @@ class Cast(Quantizer):
 
 @value
 class Sign(Quantizer):
-    """Quantizer: the sign of each value in one bit, and the mean magnitude of all.
+    """Quantizer: the sign of each value in one bit, and the mean magnitude of all values.
 
     C(x) = (||x||₁ / n) sign(x), with sign(0) = 1.
 
     Wire: x float32[n] -> main uint32[ceil(n/32)], side float32[1].
 
-    Claims: biased; not summable; ||x - C(x)||² = (1 - ||x||₁² / (n ||x||²)) ||x||². A payload with
-      a NaN or an infinity decodes to NaN or infinities throughout.
+    Claims: biased; not summable; ||x - C(x)||² = (1 - ||x||₁² / (n ||x||²)) ||x||². If a value is
+      not finite, no decoded value is finite.
 
     Example:
       >>> x = jnp.array([3.0, -1.0, 0.5, -1.5])
@@ -150,25 +150,25 @@ class Sign(Quantizer):
 
 @value
 class DynamicSign(Quantizer):
-    """Quantizer: the sign of each value, at a scale that shrinks with the number of the step.
+    """Quantizer: the sign of each value, and a scale that shrinks from step to step.
 
     With s_t = scale · decay^t in step t,
 
         C(x)_i = s_t / 2 where x_i >= 0, else -s_t / 2.
 
-    It suits the differences that `choco_sgd` and `beer` send. The scale must shrink more slowly
-    than the method converges, because values larger than s_t lag behind. If all of x is smaller
-    than s_t / 4, the codec adds error. At decay 0.98 the scale underflows float32 after 5,500
-    steps: restart the state before that, with the current scale.
+    Use this codec for the differences that `choco_sgd` and `beer` send. The scale must shrink more
+    slowly than the differences, because C(x) cannot reach values larger than s_t. If all |x_i| are
+    below s_t / 4, the error is larger than x. With scale 1 and decay 0.98, s_t becomes subnormal in
+    float32 after 4,300 steps. Restart the state before then, with `scale` set to the current s_t.
 
     Args:
-      scale: s_0, at least the largest value of the first step.
-      decay: 1/2 < decay <= 1; a smaller decay cannot follow the values.
+      scale: s_0, at least the largest magnitude in the first step.
+      decay: 1/2 < decay <= 1; with a smaller decay, the scale shrinks faster than the error.
 
     Wire: x float32[n] -> main uint32[ceil(n/32)]; no scale.
 
-    Claims: |x_i| <= s_t for all i implies |x_i - C(x)_i| <= s_t / 2; biased; not summable. Zero
-      and NaN decode to ±s_t / 2. Values beyond s_t, including NaN, are counted in `overflow`.
+    Claims: biased; not summable. If |x_i| <= s_t, then |x_i - C(x)_i| <= s_t / 2. Values beyond
+      ±s_t, including NaN, are counted in `overflow`. Zero and NaN decode to s_t / 2.
 
     Example:
       >>> x, codec = jnp.array([0.9, -0.3, 0.1]), fg.codecs.DynamicSign(scale=1.0, decay=0.75)
@@ -205,9 +205,9 @@ class DynamicSign(Quantizer):
 
 @value
 class MeanMagnitude(Quantizer):
-    """Quantizer: the mean of the non-zero values, for every value.
+    """Quantizer: the mean of the non-zero values, in place of every value, zeros included.
 
-    Zeros become the mean too. Use it for one sign, after `AlternatingSign` and `Threshold`.
+    Use it for values of one sign, after `AlternatingSign` and `Threshold`.
 
     Wire: x float32[k] -> main float32[1].
 
@@ -232,22 +232,22 @@ class MeanMagnitude(Quantizer):
 
 @value
 class Ternary(Quantizer):
-    """Quantizer: -s, 0 or s for each value, at random.
+    """Quantizer: stochastic rounding of each value to -s, 0 or s.
 
-    With σ the root mean square of the vector, |x_i| is clipped at clip · σ. Then s is the largest
-    remaining magnitude, and C(x)_i = s sign(x_i) with probability |x_i| / s, else 0.
+    Let σ be the root mean square of the vector. |x_i| is first clipped to clip · σ. Then s is the
+    largest |x_i|, and C(x)_i is s sign(x_i) with probability |x_i| / s, else 0.
 
     Args:
-      clip: in units of σ, 2.5 in the paper; None for no clip, where one large value makes most
-        others zero.
+      clip: bound of |x_i| in units of σ, 2.5 in the paper. None: no clipping; one large value then
+        makes most other values zero.
 
-    Wire: x float32[n] -> main uint32[ceil(n/20)], side float32[1]: 1.6 bits a value.
+    Wire: x float32[n] -> main uint32[ceil(n/20)], side float32[1]: 1.6 bits per value.
 
-    Claims: unbiased if it does not clip; not summable (`QuantizedAllReduce` shares the scale and
-      sums). A payload with a NaN or an infinity decodes to NaN.
+    Claims: unbiased if `clip` is None; not summable (`QuantizedAllReduce` shares one scale between
+      workers, and sums). If a value is not finite, all values decode to NaN.
 
-    Differs from the paper: 1.6 bits, not 2. σ is the deviation from zero, in its code from the
-      mean. When clipping, its code takes s = clip · σ even if no value is as large.
+    Differs from the paper: 1.6 bits per value, not 2. In the paper's code, σ is the deviation from
+      the mean, and clipping sets s = clip · σ even if all values are smaller.
 
     Example:
       >>> x, step = jnp.array([0.0, 2.0, -2.0]), fg.Step.of(0)
@@ -285,13 +285,13 @@ def check_clip(owner: str, clip: float | None) -> None:
 
 
 def clipped(x: jax.Array, clip: float | None) -> tuple[jax.Array, jax.Array]:
-    """Clip `x` to `clip` root mean squares; return its largest magnitude, NaN if not finite."""
+    """Clip `x` at `clip` root mean squares; return the result and its largest magnitude."""
     top = _finite.largest(x)
     if clip is None:
         return x, top
     scaled = in_units(x, top, 1.0)  # prevents overflow of squares
     bound = jnp.minimum(clip * jnp.sqrt(jnp.mean(jnp.square(scaled))) * top, top)
-    # `where` keeps a NaN. If all squares underflow, nothing is clipped.
+    # If all squares underflow, do not clip. A NaN is not equal to 0 and is kept.
     bound = jnp.where(bound == 0, top, bound)
     return jnp.clip(x, -bound, bound), bound
 
@@ -299,7 +299,7 @@ def clipped(x: jax.Array, clip: float | None) -> tuple[jax.Array, jax.Array]:
 Norm = Literal["l2", "max"]
 
 LARGEST = float(np.finfo(np.float32).max) * (1 - 2**-20)
-"""Upper bound of a norm, which keeps the largest level finite after rounding."""
+"""Upper bound of a norm, so that the largest level is finite after rounding."""
 
 
 @value
@@ -312,16 +312,16 @@ class UniformQuantizer(Quantizer):
         with l = s |v_i| / ||v||,   s = 2^(bits-1) - 1.
 
     Args:
-      bits: width of a code, 2 <= bits <= 16; 2 bits are the ternary case, s = 1.
-      bucket: values per norm; a longer bucket sends fewer norms and has a larger error.
-      norm: "l2" (the paper's) or "max", which uses all levels.
+      bits: width of a code, 2 <= bits <= 16; with 2 bits, s = 1 and the codes are ternary.
+      bucket: d, number of values in a bucket. A larger d sends fewer norms and has a larger error.
+      norm: "l2" (as in the paper) or "max", the largest magnitude, which uses all levels.
 
     Wire: x float32[n] -> main uint32[ceil(n · bits / 32)], side float32[ceil(n/bucket)].
 
-    Claims: unbiased; not summable; E||x - C(x)||² <= min(d/s², √d/s) ||x||² for buckets of d. A
-      bucket with a NaN or an infinity decodes to NaN.
+    Claims: unbiased; not summable; E||x - C(x)||² <= min(d/s², √d/s) ||x||². If a value is not
+      finite, all values of its bucket decode to NaN.
 
-    Differs from the paper: codes of fixed width; that of the paper's Elias codes depends on data.
+    Differs from the paper: codes have a fixed width; the paper's Elias codes vary in length.
 
     Example:
       >>> x, step = jnp.array([0.0, 2.0, -2.0]), fg.Step.of(0)

@@ -1,4 +1,4 @@
-"""Floating-point numbers of N bits, over the range of the data or a given range."""
+"""Floating-point quantizers of N bits: the range is given, or fitted to each payload."""
 
 import dataclasses
 import math
@@ -18,9 +18,9 @@ Rounding = Literal["nearest", "truncate", "stochastic"]
 
 
 class Window(NamedTuple):
-    """Values that have a code: a run of numbers (`RangeFloat`) on each side of zero, code 0."""
+    """Values that have a code: zero, and consecutive b(x) of `RangeFloat` on each side of zero."""
 
-    base: jax.Array | int  # number of the smallest positive value, eps
+    base: jax.Array | int  # b(eps) of the smallest positive value, eps
     positive: int  # number of values from eps upwards
     negative: int  # number of values from -eps downwards
     m: int  # mantissa bits
@@ -39,7 +39,7 @@ class Window(NamedTuple):
             "truncate": jnp.uint32(0),
             "stochastic": noise & jnp.uint32((1 << shift) - 1),
         }[rounding]
-        # Not magnitude >= eps / 2, because eps / 2 may be subnormal and be flushed to zero.
+        # The comparison avoids eps / 2, which may be subnormal and be flushed to zero.
         to_eps = {
             "nearest": 2 * magnitude >= self.eps,
             "truncate": jnp.zeros(x.shape, bool),
@@ -65,7 +65,7 @@ class Window(NamedTuple):
 
 
 def _number_of(value: float, m: int, *, rounds: bool) -> int:
-    """Return the number of a positive value, rounded down or to the nearest."""
+    """Return b(value) of a positive value (`RangeFloat`), rounded down or to nearest."""
     half = (1 << (23 - m)) >> 1 if rounds else 0
     return min((int(np.float32(value).view(np.int32)) + half) >> (23 - m), _last(m))
 
@@ -77,8 +77,8 @@ def _last(m: int) -> int:
 def best_mantissa(bits: int) -> int:
     """Return the m with the smallest expected squared error for normal values up to 5 sigma.
 
-    The squared error within binades is a share 3/7 · 4^-m of the energy. The error below eps is
-    √(2/π) · eps³. A common factor that depends on the rounding is dropped.
+    For unit variance, the squared error is 3/7 · 4^-m from values above eps, and √(2/π) · eps³ from
+    values below eps. Both omit the same constant factor, which depends on the rounding.
     """
 
     def error(m: int) -> float:
@@ -99,30 +99,30 @@ def check_format(owner: str, bits: int, mantissa: int | None) -> None:
 class RangeFloat(Quantizer):
     """Quantizer: N-bit floats with m mantissa bits, up to the largest magnitude of the payload.
 
-    The top bits of a float32, the integer b(x) = bits(|x|) >> (23 - m), count the values with m
-    mantissa bits from 0 to |x|: evenly spaced inside a binade, twice as far apart in the next. An
-    N-bit code is a window of these numbers. With max the largest magnitude, which is sent along,
-    P = 2^(N-1) - 1, base = b(max) - P + 1 and eps the value with number base, the codes are
+    The integer b(x) = bits(|x|) >> (23 - m) holds the exponent and the first m mantissa bits of a
+    float32, and so numbers the floats with m mantissa bits by magnitude. For each sign, the codes
+    cover P = 2^(N-1) - 1 of these numbers, up to b(max). The largest magnitude, max, is sent too.
+    With base = b(max) - P + 1, and eps the value with b(eps) = base, the codes are
 
         0                     zero
         1 ... P               eps ... max,         code = b(x) - base + 1
         P + 1 ... 2P          -eps ... -max,       code = P + b(x) - base + 1.
 
-    Values below eps are rounded to 0 or eps: to the nearest, to 0 if truncating, or at random.
+    Magnitudes below eps become 0 or eps: the nearest of the two, 0 if truncating, or at random.
 
     Args:
       bits: N, 2 <= N <= 16.
-      mantissa: m, 1 <= m <= N. None: the m with the smallest expected squared error for normal
-        values whose largest is 5 standard deviations. Heavier tails need a smaller m.
-      rounding: "nearest", "truncate" (the paper's) or "stochastic" (draws from `step.local`).
+      mantissa: m, 1 <= m <= N. None: the m with the smallest expected squared error for normally
+        distributed values with max at 5 standard deviations. Heavier tails need a smaller m.
+      rounding: "nearest", "truncate" (as in the paper) or "stochastic" (draws from `step.local`).
 
     Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[]; complex64[k] as float32[2k].
 
-    Claims: relative error of every value with |x| >= eps at most 2^-(m+1) (nearest) or 2^-m
-      (truncate); not summable; unbiased if stochastic. NaN throughout if a value is not finite.
+    Claims: not summable; unbiased if stochastic. The relative error of a value with |x| >= eps is
+      at most 2^-(m+1) (nearest) or 2^-m (others). If a value is not finite, all decode to NaN.
 
-    Differs from the paper: rounds to nearest. Fits the range to each payload (`FixedRangeFloat`
-      does not). m and eps follow from formulas, as in `FixedRangeFloat.tuned`; the paper searches.
+    Differs from the paper: this codec rounds to nearest by default, and fits the range to each
+      payload (`FixedRangeFloat` does not). Formulas give m and eps; the paper searches for them.
 
     Example:
       >>> x, codec = jnp.array([0.26, -2.0, 0.001]), fg.RangeFloat(bits=5, mantissa=2)
@@ -171,7 +171,7 @@ class RangeFloat(Quantizer):
         half, most = (1 << shift) >> 1, (1 << shift) - 1
         up = {"nearest": half, "truncate": 0, "stochastic": most}[self.rounding]
         number = (lax.bitcast_convert_type(largest, jnp.int32) + up) >> shift
-        # At least the smallest normal number, because accelerators flush subnormal numbers to zero.
+        # eps must be a normal number, because accelerators flush subnormal numbers to zero.
         base = jnp.maximum(jnp.minimum(number, _last(self.m)) - each + 1, 1 << self.m)
         return Window(base, each, each, self.m)
 
@@ -180,8 +180,8 @@ class RangeFloat(Quantizer):
 class FixedRangeFloat(Quantizer):
     """Quantizer: the floats of `RangeFloat` over a given range, which may be asymmetric.
 
-    Codes are those of `RangeFloat` with base = b(eps), P values from eps to `maximum` and Q from
-    -eps to `minimum`, P + Q + 1 <= 2^N. Values out of range saturate.
+    The codes are as in `RangeFloat`, with base = b(eps). There are P positive values from eps to
+    `maximum` and Q negative values from -eps to `minimum`, with P + Q + 1 <= 2^N.
 
     Args:
       bits: N, 2 <= N <= 16.
@@ -193,8 +193,8 @@ class FixedRangeFloat(Quantizer):
 
     Wire: x float32[k] -> main uint32[ceil(kN/32)]; complex64[k] as float32[2k], real parts first.
 
-    Claims: the errors of `RangeFloat` for eps <= |x| <= max; biased; not summable. Values out of
-      range, including NaN, saturate and are counted in `overflow`; the header has a finite flag.
+    Claims: biased; not summable. Values of magnitude >= eps in the range have the relative errors
+      of `RangeFloat`. Values out of range, including NaN, saturate and are counted in `overflow`.
 
     Raises:
       ValueError: if the codes do not reach from eps to the ends of the range.
@@ -236,13 +236,13 @@ class FixedRangeFloat(Quantizer):
     def tuned(cls, minimum: float, maximum: float, bits: int) -> "FixedRangeFloat":
         """Constructor: the paper's tuning of a fixed range.
 
-        For each m the paper moves eps until the most negative code decodes to `minimum`; this eps
-        has a closed form. The paper gives no rule for m; here m has the smallest expected error.
+        For each m, the paper searches for the eps at which the most negative code decodes to
+        `minimum`. A formula gives this eps here. The paper has no rule for m; see `RangeFloat`.
 
         Args:
           minimum: most negative value, for example -1.
           maximum: largest value, for example 1.
-          bits: N.
+          bits: N, the width of a code.
         """
         free = cls(bits, maximum, minimum, rounding="truncate")
         eps = float(np.int32(int(free._window().base) << (23 - free.m)).view(np.float32))
@@ -270,7 +270,7 @@ class FixedRangeFloat(Quantizer):
         return _quantizers.from_real(self._window().decode(codes), like)
 
     def _window(self) -> Window:
-        """Return the window of the range; without eps, the one that uses all codes."""
+        """Return the window of the range; if eps is None, the window that uses all codes."""
         m, rounds = self.m, self.rounding == "nearest"
         bottom, top = (_number_of(abs(end), m, rounds=rounds) for end in self._range)
         if self.eps is None:

@@ -1,4 +1,4 @@
-"""Sums of decoded payloads, in the order of the workers, so that replicas stay equal."""
+"""Sums of decoded payloads in the order of the workers, so that all replicas get equal sums."""
 
 import functools
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from fftgrad.ops import _platform
 from fftgrad.ops._shapes import spec
 
 UNROLLED, LARGE = 8, 1 << 16
-"""Up to UNROLLED payloads of at least LARGE values are added without a loop."""
+"""The loop over payloads is unrolled for at most UNROLLED payloads of at least LARGE values."""
 DECODED = 8
-"""Arrays per sent value that decoding allocates."""
+"""Number of values that the decoder allocates for each sent value, about."""
 
 
 def add(
@@ -31,7 +31,7 @@ def add(
 
 
 def slots(codec: Codec, like: Like) -> int | None:
-    """Return the number of positions to which payloads decode; None if they are not sparse."""
+    """Return the number of positions in a decoded payload; None if `sparse` returns None."""
     return _slots(codec, like.shape, like.dtype)
 
 
@@ -54,10 +54,10 @@ def add_each(
     *,
     shards: bool = False,
 ) -> jax.Array:
-    """Return `total` + Σ scale · decoded payload, over stacked payloads, one after the other.
+    """Add scale · decoded payload to `total` for each of the stacked payloads, in order.
 
-    The scale is one number, or an array with a number for each payload. Payloads of `shards` are
-    small: all of them together are as large as a gradient, so a GPU decodes them side by side.
+    The scale is one number, or an array with one number for each payload. With `shards`, a GPU
+    decodes all payloads at once: the shards of all workers together are as large as a gradient.
     """
     like = spec(total)
     workers = jax.tree.leaves(payloads)[0].shape[:1]
@@ -70,7 +70,7 @@ def add_each(
         return _fold(total, (payloads, scales), lambda t, row: add(codec, t, row[0], row[1], step))
 
     def together(total: jax.Array, group: tuple[Payload, jax.Array]) -> jax.Array:
-        # Decode all rows with the kernels of a single payload; only the sum has an order.
+        # Decode all payloads in the same kernels. Only the sum must follow the order of workers.
         rows = jax.vmap(sparse)(group[0])
         return _fold(total, (rows, group[1]), lambda t, row: row[0].add_to(t, row[1]))
 
@@ -95,10 +95,9 @@ def add_each(
 
 
 def _together(workers: int, slots: int, size: int) -> int:
-    """Return the number of payloads to decode side by side, a divisor of the number of workers.
+    """Return the number of payloads to decode at once, a divisor of the number of workers.
 
-    Their `DECODED` arrays of `slots` values each must not exceed the memory of the sum. A prime
-    number of workers then means one at a time.
+    The decoder must not allocate more values than the sum has.
     """
     if size < LARGE:
         return workers
@@ -113,7 +112,7 @@ def _fold(total: jax.Array, rows: Any, add: Callable[[jax.Array, Any], jax.Array
     def add_row(i: jax.Array, total: jax.Array) -> jax.Array:
         return add(total, jax.tree.map(lambda leaf: leaf[i], rows))
 
-    # XLA does not vectorize a loop over rows. It fuses unrolled rows into one pass, but each row
-    # adds compile time.
+    # XLA does not vectorize a loop over rows. If the loop is unrolled, XLA fuses all rows into one
+    # pass, but each row adds compile time.
     unroll = count <= UNROLLED and total.size >= LARGE
     return lax.fori_loop(0, count, add_row, total, unroll=unroll)

@@ -1,4 +1,4 @@
-"""Selectors that keep a data-dependent number of values, up to the capacity of the message."""
+"""Selectors that keep a data-dependent number of values, up to the capacity of the payload."""
 
 import functools
 import math
@@ -16,14 +16,14 @@ from fftgrad.ops import _codes, _count, _finite, _platform, _positions, _selecti
 
 
 class Support(NamedTuple):
-    """Number of values in a message, uint32[1], and all positions; unused ones are beyond n."""
+    """Number of values, uint32[1], and the positions of all slots; unused slots are beyond n."""
 
     length: jax.Array
     positions: _positions.EliasFano | _positions.Bitmap
 
 
 def take_first(x: jax.Array, words: jax.Array, capacity: int) -> Compressed:
-    """Keep the first `capacity` values of a bitmap, NaN if `x` is not finite; count the others."""
+    """Keep the first `capacity` selected values, as NaN if `x` is not finite; count the others."""
     n = x.size
     selected = _positions.count(words)
     length = jnp.minimum(selected, capacity)
@@ -47,11 +47,11 @@ Search = Literal["binary", "exact"]
 
 HALVINGS, AHEAD = 20, 4
 BY_VALUE = 8
-"""The first halvings bisect the value; later ones bisect its bits, which find any size."""
+"""The first 8 of 20 halvings bisect the value. The others bisect its bits, like a logarithm."""
 
 
 class ThresholdState(NamedTuple):
-    """State of `Threshold`: the threshold, and the number of steps that used it, 0 for none."""
+    """State of `Threshold`: the threshold, and the number of steps that have used it."""
 
     threshold: jax.Array
     age: jax.Array
@@ -59,27 +59,27 @@ class ThresholdState(NamedTuple):
 
 @value
 class Threshold(Selector):
-    """Selector: keep values with a magnitude above a threshold, in a message of fixed capacity.
+    """Selector: keep values with a magnitude above a threshold, up to a fixed capacity.
 
-    With μ the mean and M the maximum of |x_i|, "binary" bisects r in [0, 1] until k to 2k
-    magnitudes exceed the threshold μ + r (M - μ). If fewer than k exceed μ, it bisects the
-    threshold itself in [0, M]. "exact" takes the k largest non-zero values. The message carries the
-    number of its values. More values than its capacity c are dropped, highest positions first, and
-    counted in `overflow`.
+    The "binary" search bisects the threshold between the mean of all |x_i| and their maximum, until
+    k to 2k magnitudes exceed the threshold. If fewer than k magnitudes exceed the mean, the search
+    starts from 0 instead. The "exact" search keeps the k largest non-zero values. If more values
+    exceed the threshold than the payload holds, the values at the highest positions are dropped,
+    and counted in `overflow`.
 
     Args:
       fraction: share of the n values to keep; k = ceil(fraction · n).
       search: "binary" or "exact".
-      reuse: number of steps that use one threshold, only for "binary". The search runs earlier if
-        more values pass than the message holds.
+      reuse: number of steps that use one threshold, only for "binary". A threshold that more
+        values exceed than the payload holds is replaced earlier.
 
     Wire: x float32[n] | complex64[n] -> main of that dtype [c], c = min(n, 2k), or k if exact;
-      side about c (2 + log2(n/c))/8 bytes of positions, 4 for the length.
+      side: positions, about c (2 + log2(n/c))/8 bytes, and their number, 4 bytes.
 
-    Claims: biased; not summable; every value kept is exact.
+    Claims: biased; not summable; kept values are exact.
 
-    Differs from the paper: the published code stops when the interval of r is 0.2 long. Here it is
-      halved 8 times. Then the threshold is bisected 12 times more, by its logarithm.
+    Differs from the paper: the published code stops when the interval is 0.2 of its first length.
+      This codec halves it up to 8 times, and its logarithm up to 12 times more.
 
     Example:
       >>> x = jnp.array([1.0, -9.0, 2.0, 8.0, 0.5, 0.1, 0.0, 0.2])
@@ -120,10 +120,10 @@ class Threshold(Selector):
         self, magnitude: jax.Array, k: int, state: ThresholdState
     ) -> tuple[jax.Array, ThresholdState]:
         threshold, age = _bisect(magnitude, k), state.age
-        # Replace a threshold that is not finite. Its message is NaN, so any bound will do.
+        # Keep NaN out of the state. If the threshold is NaN, all kept values are NaN anyway.
         threshold = jnp.where(jnp.isfinite(threshold), threshold, jnp.inf)
         if self.reuse > 1:
-            # Without this check, the highest positions would overflow in every step.
+            # Without this check, values at the highest positions could be dropped in every step.
             fits = _above(magnitude, state.threshold) <= self._capacity(magnitude.size)
             serves = (age > 0) & (age < self.reuse) & fits
             threshold = jnp.where(serves, state.threshold, threshold)
@@ -137,7 +137,7 @@ class Threshold(Selector):
 
 
 class Bisection(NamedTuple):
-    """Bounds of the threshold, a flag if the lower bound is good enough, and the halvings done."""
+    """Bounds of the threshold, True if at most 2k values exceed `low`, and the halvings done."""
 
     low: jax.Array
     high: jax.Array
@@ -149,7 +149,7 @@ class Bisection(NamedTuple):
         return ~self.found & (self.halvings < HALVINGS)
 
     def halve(self, middle: jax.Array, count: jax.Array, k: int) -> "Bisection":
-        """Return the half to search next, if `count` values are above the middle."""
+        """Return the half to search next; `count` values are above `middle`."""
         enough = count >= k
         return Bisection(
             jnp.where(enough, middle, self.low),
@@ -160,11 +160,11 @@ class Bisection(NamedTuple):
 
 
 def _bisect(magnitude: jax.Array, k: int) -> jax.Array:
-    """Find a bound that k to 2k magnitudes exceed, up to the precision of the halvings."""
+    """Find a threshold that k to 2k magnitudes exceed, or the nearest after all halvings."""
     mean, top = jnp.sum(magnitude * (1.0 / magnitude.size)), jnp.max(magnitude)
     low = jnp.where(_above(magnitude, mean) >= k, mean, 0.0)
     found = _above(magnitude, low) <= 2 * k
-    # Typed as varying like the data, as `lax.while_loop` requires of its carry.
+    # `lax.while_loop` requires a carry that varies over the same axes as the data.
     start = Bisection(low, top, found, _axes.vary_like(jnp.int32(0), top))
     return _platform.dependent(
         magnitude,
@@ -184,9 +184,9 @@ def _in_a_loop(magnitude: jax.Array, start: Bisection, k: int) -> jax.Array:
 
 
 def _at_once(magnitude: jax.Array, start: Bisection, k: int) -> jax.Array:
-    """Count in each pass for the tree of all middles that the next AHEAD halvings may need.
+    """Count in one pass for all middles that the next AHEAD halvings can reach.
 
-    A GPU waits for the host in each turn of a loop of unknown length.
+    In a loop of unknown length, a GPU would wait for the host in each turn.
     """
     rows, b = _shapes.rows(magnitude, _count.LONG_ROW), start
     for done in range(0, HALVINGS, AHEAD):
@@ -206,13 +206,13 @@ def _mean(low: jax.Array, high: jax.Array) -> jax.Array:
 
 
 def _half_way(low: jax.Array, high: jax.Array) -> jax.Array:
-    """Return the magnitude whose bits are half-way between those of two magnitudes."""
+    """Return the float whose bits, as an integer, are the mean of the bits of two magnitudes."""
     first, last = (lax.bitcast_convert_type(end, jnp.int32) for end in (low, high))
     return lax.bitcast_convert_type(first + (last - first) // 2, jnp.float32)
 
 
 def _tree(b: Bisection, halvings: int) -> jax.Array:
-    """Return the next middle, then those of its lower and upper halves, and so on."""
+    """Return the next middle, then the middles of its lower and upper half, and so on."""
     low, high = b.low[None], b.high[None]
     levels: list[jax.Array] = []
     for ahead in range(AHEAD):
@@ -228,13 +228,13 @@ def _above(magnitude: jax.Array, bound: jax.Array) -> jax.Array:
 
 
 class AdaCompState(NamedTuple):
-    """State of `AdaComp`: the residue of the step before, which isolates the newest gradient."""
+    """State of `AdaComp`: the residue after the last step; x - residue is the new gradient."""
 
     residue: jax.Array
 
 
 class AdaCompSide(NamedTuple):
-    """Side of `AdaComp`: the common magnitude of all values, float32[1], and their positions."""
+    """Side of `AdaComp`: the magnitude of all sent values, float32[1], and their positions."""
 
     scale: jax.Array
     support: Support
@@ -242,23 +242,23 @@ class AdaCompSide(NamedTuple):
 
 @value
 class AdaComp(Selector):
-    """Selector: keep values that would exceed their bin's maximum if the gradient came twice.
+    """Selector: keep values that reach their bin's maximum when the gradient is added again.
 
-    With x the residue plus the gradient g, and g_b the largest |x_i| of bin b, the sign of x_i is
-    sent if |x_i + g_i| >= g_b. All values have one magnitude, the mean of g_b. The codec computes g
-    from the residue of the last step, so use it with `ErrorFeedback()`.
+    Let x be the residual plus the gradient g, and g_b the largest |x_i| in bin b. The sign of x_i
+    is sent if |x_i + g_i| >= g_b. All signs are decoded with one magnitude, the mean of all g_b.
+    The codec computes g from its own copy of the residual, so use it with `ErrorFeedback()`.
 
     Args:
       bin_size: values per bin; the paper uses 50 for convolutions, 500 for other layers.
-      per_bin: average capacity of a bin. The last values beyond it are dropped, as `overflow`.
+      per_bin: values sent per bin on average, at most; later values are counted in `overflow`.
 
     Wire: x float32[n] -> main uint32[ceil(c/32)], signs, c = min(n, ceil(per_bin · n / bin_size));
-      side c (2 + log2(n/c)) bits of positions, and 8 bytes.
+      side: positions, c (2 + log2(n/c)) bits, their number and the magnitude, 4 bytes each.
 
     Claims: biased; not summable.
 
-    Differs from the paper: positions in Elias-Fano code take about half of its 8 or 16 bits. The
-      capacity is fixed. A bin of zeros sends nothing.
+    Differs from the paper: a position takes about half of the paper's 8 or 16 bits. The number of
+      sent values is bounded. A bin of zeros sends nothing.
 
     Example:
       >>> codec = fg.codecs.AdaComp(bin_size=4)
@@ -317,8 +317,8 @@ class AdaComp(Selector):
 class AlternatingSign(Selector):
     """Selector: keep positive values in even steps and negative values in odd steps.
 
-    The kept values have one sign, so a selector with `MeanMagnitude` can send positions and one
-    number. Dropped values become zeros, so every value keeps its place.
+    Dropped values become zeros. All kept values have the same sign, so a `Threshold` and
+    `MeanMagnitude` can follow, which send only positions and one magnitude.
 
     Wire: x float32[n] -> main float32[n].
 

@@ -64,21 +64,21 @@ class _Share(Selector):
 class TopK(_Share):
     """Selector: keep the k coefficients of largest magnitude.
 
-    For x in R^n or C^n let S be the positions of the k largest |x_i|; ties go to the lowest
-    position. The payload is (x_i), i in S, in order of position, and S. Exactly k are kept, without
-    a sort. A complex coefficient counts by its modulus, as zero if both parts are subnormal. NaN
-    counts as the largest magnitude, so it is always sent.
+    Let S be the positions of the k largest |x_i|. Among equal magnitudes, the lowest positions are
+    kept. The payload holds S, and the values x_i at these positions in ascending order. The
+    magnitude of a complex coefficient is its modulus, or zero if both of its parts are subnormal.
+    NaN counts as the largest magnitude.
 
     Args:
       fraction: share of the n coefficients kept, 0 < fraction <= 1; k = ceil(fraction · n).
       k: number of coefficients kept, in place of `fraction`; all n if n < k.
 
-    Wire: x float32[n] | complex64[n] -> main of that dtype [k]; side the smaller of
-      k(2 + log2(n/k))/8 (Elias-Fano) and n/8 (bitmap) bytes; nothing if k = n.
+    Wire: x float32[n] | complex64[n] -> main of that dtype [k]; side: positions, as the smaller of
+      an Elias-Fano code, k(2 + log2(n/k))/8 bytes, and a bitmap, n/8 bytes; empty if k = n.
 
     Claims: biased; not summable; ||x - C(x)||² <= (1 - k/n) ||x||².
 
-    Differs from the paper: it always sends a bitmap, and selects by a sort or roughly by buckets.
+    Differs from the paper: the paper sends bitmaps, and selects by a sort or approximately.
 
     Example:
       >>> fg.compress(fg.TopK(fraction=0.5), jnp.array([1.0, -4.0, 2.0, 0.5])).main
@@ -93,7 +93,7 @@ class TopK(_Share):
         k = self._k(x.size)
         if k == x.size:
             return Compressed(Payload(x))
-        # The barrier keeps XLA from rebuilding the vector from all leaves for each of its readers.
+        # Without the barrier, XLA concatenates the leaves again for each reader of the vector.
         x = lax.optimization_barrier(x)
         positions, code = _positions.encode(_selection.largest(*_selection.keys(x), k), k, x.size)
         return Compressed(Payload(x[positions], code))
@@ -118,16 +118,16 @@ class TopK(_Share):
 class ChunkTopK(Selector):
     """Selector: keep the k coefficients of largest magnitude in each chunk.
 
-    The vector is padded with zeros to chunks of c values. With k = 1 it is one pass over the data,
-    ScaleCom's chunk-wise quasi-sort. Positions travel as offsets within chunks, in Elias-Fano code
-    or as a bitmap, whichever is shortest. If all values are kept, no positions travel.
+    The vector is padded with zeros to chunks of c values. With k = 1 the selection is ScaleCom's
+    chunk-wise quasi-sort, which needs one pass over the data. The payload holds the positions as
+    offsets within chunks, in Elias-Fano code or as a bitmap, whichever is shortest.
 
     Args:
       chunk: c, at least 2; a shorter vector is one chunk.
-      k: number kept of each chunk, 1 <= k <= chunk.
+      k: number of coefficients kept in each chunk, 1 <= k <= chunk.
 
-    Wire: x float32[n] | complex64[n] -> main of that dtype [m], m = k · ceil(n/c); side at most
-      m · min(ceil(log2 c), 2 + log2 c/k) bits of positions; 0 if k = c.
+    Wire: x float32[n] | complex64[n] -> main of that dtype [m], m = k · ceil(n/c); side: positions,
+      at most m · min(ceil(log2 c), 2 + log2(c/k)) bits; empty if k = c.
 
     Claims: biased; not summable; ||x - C(x)||² <= (1 - k/c) ||x||².
 
@@ -188,18 +188,18 @@ class ChunkTopK(Selector):
 
 
 FAST = 16
-"""For more than so many values of a row, XLA on GPUs sorts the rows."""
+"""Largest k for which `lax.top_k` is fast on GPUs. For a larger k, XLA sorts the rows there."""
 
 
 def _by_top_k(keys: jax.Array, k: int) -> jax.Array:
     """Return the positions of the k largest keys of each row, ascending, int32[rows, k]."""
-    # Bits of floats, because XLA on GPUs has no fast top-k of integers.
+    # Compare the keys as floats, because XLA on GPUs has no fast top-k of integers.
     _, positions = lax.top_k(lax.bitcast_convert_type(keys, jnp.float32), k)
     return jnp.sort(positions, axis=1)
 
 
 def _have_offsets(chunks: int, chunk: int, k: int) -> bool:
-    """Return True if offsets are shorter than a code of all positions."""
+    """Return True if offsets within chunks take fewer words than other codes of the positions."""
     apart = _codes.words_for(chunks * k, (chunk - 1).bit_length())
     return apart <= _positions.words_for(chunks * k, chunks * chunk)
 
@@ -208,22 +208,22 @@ def _have_offsets(chunks: int, chunk: int, k: int) -> bool:
 class RandomK(_Share):
     """Selector: keep k coefficients at random positions, equal on all workers.
 
-    The vector is cut into k intervals of about n/k values, and one position is drawn in each from
-    `step.shared`. No positions travel, and payloads may be summed.
+    The vector is cut into k intervals of about n/k values. From `step.shared`, each worker draws
+    the same position in each interval, so no positions are sent and payloads can be summed.
 
     Args:
       fraction: share of the n coefficients kept, 0 < fraction <= 1; k = ceil(fraction · n).
       k: number of coefficients kept, in place of `fraction`; all n if n < k.
       rescale: True to multiply kept values by n/k, the inverse of their probability, which makes
-        the codec unbiased. Do not use it with error feedback: it would send n/k times the residual.
+        the codec unbiased. Use False with error feedback, which would send n/k times the residual.
 
     Wire: x float32[n] | complex64[n] -> main of that dtype [k].
 
-    Claims: summable; unbiased if it rescales. If a value is not finite, no decoded value is finite.
-      A kept value overflows if n/k times the value does.
+    Claims: summable; unbiased if `rescale`. If a value is not finite, no decoded value is finite.
+      With `rescale`, a kept value becomes infinite if n/k times the value exceeds float32.
 
-    Differs from the paper: one position from each of k intervals, where the paper draws k of all n.
-      Each coefficient has the same probability, and the positions ascend without a shuffle.
+    Differs from the paper: the paper draws k of all n positions. This codec draws one position from
+      each of k intervals, so positions ascend. All values have about the same probability k/n.
 
     Example:
       >>> fg.compress(fg.RandomK(k=2), jnp.array([1.0, 1.0, 2.0, 2.0]), step=fg.Step.of(0)).main
@@ -245,14 +245,14 @@ class RandomK(_Share):
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         positions, width = self._draw(x.size, step)
-        # Report a NaN at any position, because feedback would keep a hidden one forever.
+        # Report a NaN at any position: error feedback would keep an unsent NaN forever.
         kept = x[positions] * (width.astype(x.dtype) if self.rescale else 1.0)
         return Compressed(Payload(kept + _finite.poison(x).astype(x.dtype)))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         (n,) = like.shape
         kept = Sparse(self.positions((), n, step), payload.main)
-        # The first value shows a NaN. Each payload starts from its own array, to scatter in place.
+        # `compress` makes all values NaN, or none. XLA scatters in place into a new array only.
         start = jnp.where(jnp.isfinite(payload.main[0]), 0.0, jnp.nan)
         whole = jnp.full((n,), start, payload.main.dtype)
         return kept.put_into(whole)
@@ -261,7 +261,7 @@ class RandomK(_Share):
         return self._draw(n, step)[0]
 
     def _draw(self, n: int, step: Step) -> tuple[jax.Array, jax.Array]:
-        """Return the positions and the widths of their intervals, the inverse probabilities."""
+        """Return the positions, and the widths of their intervals (the inverse probabilities)."""
         k = self._k(n)
         width, longer = divmod(n, k)
         interval = jnp.arange(k, dtype=jnp.int32)

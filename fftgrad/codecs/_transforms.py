@@ -16,9 +16,7 @@ from fftgrad.ops import _count, _random, _shapes
 from fftgrad.ops._rounding import saturating_cast, times
 
 CHUNK = 1 << 28
-"""Values per transform call, 1 GiB. Input, output and scratch space then stay below 4 GiB, cuFFT's
-limit.
-"""
+"""Values per FFT call, 1 GiB. Input, output and scratch space of cuFFT must stay below 4 GiB."""
 
 
 def check_block(owner: str, block: int, most: int) -> None:
@@ -28,7 +26,7 @@ def check_block(owner: str, block: int, most: int) -> None:
 
 
 def fit(block: int, n: int) -> int:
-    """Return the block length, at most the least power of two that holds the whole vector."""
+    """Return the block length, reduced to the next power of two >= n if n is smaller."""
     return min(block, 1 << max(1, (n - 1).bit_length()))
 
 
@@ -47,10 +45,10 @@ def by_chunks(transform: Callable[[jax.Array], jax.Array], rows: jax.Array) -> j
 def at_blocks(
     coefficients: Sparse, n: int, inverse: Callable[[jax.Array], jax.Array], block: int, slots: int
 ) -> Sparse:
-    """Invert a transform of few coefficients, only at the blocks that contain them.
+    """Invert a transform only in the blocks that contain one of the few coefficients.
 
-    `inverse` maps rows [., slots] of coefficients to rows float32[., block]. The coefficients of a
-    block are gathered first, because sums in another order would differ between replicas.
+    `inverse` maps coefficients [rows, slots] to values float32[rows, block]. All coefficients of a
+    block are inverted together: adding their separate inverses would round differently.
     """
     positions, values = coefficients
     (k,) = positions.shape
@@ -59,7 +57,7 @@ def at_blocks(
     row = _count.cumsum(starts.astype(jnp.int32)) - 1
     rows = jnp.zeros((k, slots), values.dtype)
     rows = rows.at[row, place].set(values, indices_are_sorted=True, unique_indices=True)
-    # Unused rows get distinct positions beyond the vector, so all positions ascend and differ.
+    # Unused rows get positions beyond the vector, so that all positions are distinct and ascend.
     beyond = -(-n // block)
     owners = beyond + jnp.arange(k, dtype=jnp.int32)
     owners = owners.at[row].set(jnp.minimum(owner, beyond + row), indices_are_sorted=True)
@@ -95,23 +93,23 @@ PRODUCT = 64
 class Fft(Transform):
     """Transform: the orthonormal real Fourier transform of each block of the vector.
 
-    The vector is padded with zeros to blocks of b values. Of the b/2 + 1 coefficients c_j of a
-    real block, c_0 and c_{b/2} are real, so b/2 complex slots hold them all:
+    The vector is padded with zeros to blocks of b values. A block has b/2 + 1 coefficients c_j. As
+    c_0 and c_{b/2} are real, they share one slot, and b/2 complex slots hold all coefficients:
 
         z_0 = c_0 + i c_{b/2},   z_j = √2 c_j   (0 < j < b/2).
 
-    x -> z is an isometry: Σ|z_j|² = Σ x_t². The squared error is the sum of the dropped |z_j|².
+    This is an isometry: Σ|z_j|² = Σ x_t². Dropping z_j adds |z_j|² to the squared error.
 
     Args:
       block: length b of a block, a power of two up to 2^28; a shorter vector is one block of the
-        next power of two. None: one block for the whole vector, padded to the next even number
-        whose prime factors are 2, 3, 5 and 7; beyond 2^28 values, few equal blocks.
-      half: round the vector to float16 first. Values saturate at ±65504 and are counted.
+        next power of two. None: one block for up to 2^28 values, or the fewest equal blocks for
+        more. Then b is the next even number without a prime factor above 7.
+      half: round to float16 first. Values beyond ±65504 saturate and are counted in `overflow`.
 
     Wire: x float32[n] -> main complex64[b/2 · ceil(n/b)].
 
     Claims: summable; unbiased and lossless up to rounding, unless `half`. One non-finite value
-      makes its whole block non-finite, as may finite values beyond 2^128 / √b.
+      makes its whole block non-finite. Finite values beyond 2^128 / √b can overflow to infinity.
 
     Differs from the paper: the paper transforms the whole gradient (`block=None, half=True`).
 
@@ -166,7 +164,7 @@ def _slots(rows: jax.Array) -> jax.Array:
         return lax.complex(parts[:, : b // 2], parts[:, b // 2 :])
     c = by_chunks(lambda r: jnp.fft.rfft(r, norm="ortho"), rows)
     first = lax.complex(c[:, :1].real, c[:, -1:].real)
-    # XLA fuses a select into its reader, so nothing is stored, unlike a concatenation.
+    # XLA fuses a select into its reader, but stores the result of a concatenation.
     is_first = jnp.arange(b // 2)[None] == 0
     return jnp.where(is_first, first, c[:, :-1] * math.sqrt(2.0))
 
@@ -174,7 +172,7 @@ def _slots(rows: jax.Array) -> jax.Array:
 def _inverse(slots: jax.Array) -> jax.Array:
     b = 2 * slots.shape[1]
     if b <= PRODUCT:
-        # The barrier prevents two products of halves, whose sum rounds differently.
+        # The barrier keeps XLA from adding two products of halves, which rounds differently.
         parts = lax.optimization_barrier(jnp.concatenate([slots.real, slots.imag], axis=1))
         return by_chunks(lambda r: times(r, fourier_basis(b).T), parts)
 
@@ -190,7 +188,7 @@ def _inverse(slots: jax.Array) -> jax.Array:
 
 
 def fourier_basis(b: int) -> np.ndarray:
-    """Return an orthogonal matrix: columns j and b/2 + j are the parts of complex slot j."""
+    """Return an orthogonal matrix; columns j and b/2 + j give real and imaginary parts of z_j."""
     t, j = np.ogrid[:b, : b // 2]
     angle = 2 * np.pi * (t * j % b) / b
     real, imaginary = np.sqrt(2 / b) * np.cos(angle), -np.sqrt(2 / b) * np.sin(angle)
@@ -214,21 +212,21 @@ FACTOR = 64
 class Hadamard(Transform):
     """Transform: random signs, then the orthonormal Hadamard transform of each block.
 
-    The vector is padded with zeros to blocks of b values, and a block x becomes y = H D x, with D
-    a diagonal of signs and H the b × b Hadamard matrix over √b. H² = I, so x = D H y. All
-    coefficients of a block become similar in magnitude, which suits a quantizer with one scale.
+    The vector is padded with zeros to blocks of b values. A block x becomes y = H D x, where D is a
+    diagonal matrix of signs, and H the b × b Hadamard matrix divided by √b. H² = I, so x = D H y.
+    All values of y have a similar magnitude, which suits a quantizer with one scale.
 
     Args:
       block: length b of a block, a power of two up to 2^24; a shorter vector is one block, padded.
-      signs: True to flip signs at random first, drawn from `step.shared`, equal on all workers.
-        Without flips, H maps some vectors, such as a constant, to a single coefficient.
+      signs: True to draw D from `step.shared`, equal on all workers. False: D = I. Then H maps some
+        vectors, such as a constant, to a single non-zero coefficient.
 
     Wire: x float32[n] -> main float32[b · ceil(n/b)]. Signs are not sent.
 
     Claims: summable; unbiased and lossless up to rounding; an isometry. One non-finite value makes
-      its whole block non-finite, as may finite values beyond 2^128 / √b.
+      its whole block non-finite. Finite values beyond 2^128 / √b can overflow to infinity.
 
-    Differs from the paper: DRIVE rotates whole vectors, this codec blocks of fixed length.
+    Differs from the paper: DRIVE rotates the whole vector; this codec rotates each block.
 
     Example:
       >>> x = jnp.array([8.0, 0.0, 0.0, 0.0])
@@ -280,7 +278,7 @@ def _hadamard(rows: jax.Array) -> jax.Array:
 
 
 def hadamard_matrix(b: int) -> np.ndarray:
-    """Sylvester's construction, scaled to be orthogonal."""
+    """Build the matrix by Sylvester's construction, scaled to be orthogonal."""
     matrix = np.ones((1, 1), np.float32)
     while matrix.shape[0] < b:
         matrix = np.kron(matrix, np.array([[1, 1], [1, -1]], np.float32))
@@ -293,7 +291,7 @@ MAX_BLOCK = 1024
 
 
 class Tiling(NamedTuple):
-    """A matrix of `shape`, padded with zeros to tiles of `high` by `wide` values."""
+    """Tiles of `high` by `wide` values of a matrix of `shape`, padded with zeros."""
 
     shape: Shape
     high: int
@@ -326,7 +324,7 @@ class Tiling(NamedTuple):
 
 @value
 class _Tiled(Transform):
-    """Transform of the tiles of a matrix, or of blocks of the vector."""
+    """Transform of each tile of a matrix, or of each block of a vector."""
 
     block: int = 64
     shape: tuple[int, int] | None = None
@@ -336,7 +334,7 @@ class _Tiled(Transform):
 
     @property
     def tile_size(self) -> int:
-        """Number of values of a tile, or of a block if there is no shape."""
+        """Number of values in a tile, or in a block if `shape` is None."""
         tiling = self._tiling(self.block)
         return tiling.high * tiling.wide
 
@@ -351,17 +349,17 @@ class _Tiled(Transform):
 class Tiles(_Tiled):
     """Transform: the values of a matrix, unchanged, in the order of its tiles.
 
-    A chunk selector, `ChunkTopK(chunk=transform.tile_size)`, then selects within each tile.
+    If `ChunkTopK(chunk=transform.tile_size)` is the next stage, it selects within each tile.
 
     Args:
       block: largest side of a tile, a power of two up to 1024. A shorter axis is one tile, padded.
-      shape: rows and columns of the matrix, as in `Dct`. None: blocks in place of tiles.
+      shape: rows and columns of the matrix, as in `Dct`. None: cut the vector into blocks.
 
     Wire: x float32[n] -> main float32[tiles · tile_size], padded with zeros.
 
     Claims: summable; unbiased and lossless.
 
-    Differs from the paper: SparseLoCo cuts axes as DeMo does; here they are padded, as in `Dct`.
+    Differs from the paper: SparseLoCo cuts an axis at a divisor; this codec pads it, as `Dct` does.
 
     Example:
       >>> fg.compress(fg.codecs.Tiles(block=2, shape=(2, 3)), jnp.arange(6.0)).main
@@ -385,29 +383,28 @@ class Tiles(_Tiled):
 class Dct(_Tiled):
     """Transform: the orthonormal cosine transform (DCT-II) of blocks of the vector, or of tiles.
 
-    The vector is padded with zeros to blocks of b values, and a block x becomes
+    The vector is padded with zeros to blocks of b values. A product with a b × b matrix transforms
+    a block x to
 
         y_j = s_j √(2/b) Σ_t x_t cos(π (2t + 1) j / 2b),   s_0 = √½, s_j = 1 otherwise,
 
-    by a product with a b × b matrix. This is an isometry: Σ y_j² = Σ x_t².
-
-    With a `shape` the vector is a matrix of that shape, padded with zeros to tiles of at most b × b
-    values. Each tile is transformed along both axes. The coefficients of a tile are contiguous, so
-    `ChunkTopK(chunk=transform.tile_size)` selects within each tile.
+    an isometry: Σ y_j² = Σ x_t². With a `shape`, the vector is a matrix of this shape, padded with
+    zeros to tiles of at most b × b values. Each tile is transformed along both axes. The payload
+    holds the tiles one by one, so `ChunkTopK(chunk=transform.tile_size)` selects within each tile.
 
     Args:
       block: length b of a block, or largest side of a tile, a power of two up to 1024. A shorter
         vector or axis is one block of the next power of two.
-      shape: rows and columns of the matrix; the columns of a leaf are its last axis. Use it with
-        `Bucketing("leaf")` and a rule that gives each leaf its shape.
+      shape: rows and columns of the matrix; the last axis of a leaf gives the columns. Use it with
+        `Bucketing("leaf")` and a rule that gives each leaf its shape. None: cut the vector.
 
     Wire: x float32[n] -> main float32[b · ceil(n/b)], or float32[tiles · tile_size].
 
     Claims: summable; unbiased and lossless up to rounding. One non-finite value makes its whole
-      block or tile non-finite, as may finite values beyond 2^128 / √b.
+      block or tile non-finite. Finite values beyond 2^128 / √b can overflow to infinity.
 
-    Differs from the paper: DeMo cuts an axis at its largest divisor up to 64. For a prime length
-      this is 1, no transform at all. Here axes are padded.
+    Differs from the paper: DeMo cuts an axis into pieces of its largest divisor up to 64, which is
+      1 for a prime length. This codec pads the axis.
 
     Example:
       >>> y = fg.compress(fg.Dct(block=4), jnp.array([1.0, 1.0, 1.0, 1.0, 3.0])).main

@@ -1,1 +1,1 @@
-"""Operations: arrays in, arrays out. Knows nothing of codecs. May import `_axes` only."""
+"""Operations on arrays, independent of codecs. May import only `_axes` and `_values`."""

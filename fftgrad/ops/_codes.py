@@ -1,12 +1,12 @@
 """Integers of 1 to 32 bits, or digits of any base, packed into uint32 words.
 
-Code j occupies bits [j·bits, (j+1)·bits) of the stream, least significant first. With
+Code j occupies bits [j·bits, (j+1)·bits) of all words, least significant bit first. With
 g = gcd(bits, 32), the pattern repeats every 32/g codes, which fill bits/g words. Packing takes a
-fixed number of elementwise passes with static shifts. Unpacking reads two neighboring words per
-code; if no code spans two words, it reads all codes of a word at once.
+fixed number of elementwise passes with static shifts. Unpacking reads two neighboring words for
+each code, or, if no code spans two words, all codes of a word at once.
 
-A word holds as many digits as fit: 20 of base 3, 1.6 bits each. Words of digits add digit by
-digit while no digit reaches the base, so packed small integers can travel through a sum.
+A word holds as many digits as fit: 20 digits of base 3, at 1.6 bits each. If no sum of digits
+reaches the base, adding words adds each digit. So an all-reduce can sum packed digits.
 """
 
 import functools
@@ -43,13 +43,13 @@ def pack(codes: jax.Array, bits: int) -> jax.Array:
 
 
 def _pack_whole(*codes: jax.Array, bits: int) -> tuple[jax.Array, ...]:
-    """Pack codes of a width that divides 32, those of the same data in one pass over it."""
+    """Pack codes of a width that divides 32. Several codes of the same data take one pass."""
     per_word = 32 // bits
 
     def words(*codes: jax.Array) -> tuple[jax.Array, ...]:
         shifts = bits * jnp.arange(per_word, dtype=jnp.uint32)[None]
         shifted = [_shapes.rows(c, per_word).astype(jnp.uint32) << shifts for c in codes]
-        # One reduction with several results reads its operand once. Several reductions may not.
+        # One reduction with several results reads its data once; several reductions may not.
         zeros = (np.uint32(0),) * len(codes)
         return tuple(lax.reduce(tuple(shifted), zeros, _or_each, (1,)))
 
@@ -68,7 +68,7 @@ def unpack(words: jax.Array, bits: int, count: int) -> jax.Array:
         return codes.ravel()[:count] & jnp.uint32((1 << bits) - 1)
     group, place = np.uint32(per_group), np.uint32(bits)
     j = lax.iota(jnp.uint32, count)
-    start = lax.rem(j, group) * place  # within a group, so that no bit position overflows
+    start = lax.rem(j, group) * place  # bit position within a group, which cannot overflow
     words_per_group = np.uint32(per_group * bits // 32)
     word = lax.convert_element_type(lax.div(j, group) * words_per_group + (start >> 5), jnp.int32)
     offset = start & 31
@@ -130,18 +130,17 @@ def unpack_digits(words: jax.Array, base: int, count: int) -> jax.Array:
 
 
 def _digits_in_pieces(words: jax.Array, base: int) -> jax.Array:
-    # Computing pieces in a loop keeps XLA from fusing the final cut, which would compute each digit
-    # by its position.
+    # Without the loop, XLA fuses the final slice, and computes each digit separately.
     pieces = _shapes.rows(words, max(1, min(PIECE, words.size)))
     digits = lax.map(functools.partial(_digits, base=base), pieces)
     return digits.reshape(-1, digits_per_word(base))[: words.size]
 
 
 def _digits(words: jax.Array, base: int) -> jax.Array:
-    """Return all digits of words uint32[m], uint32[m, digits_per_word(base)].
+    """Return the digits uint32[m, digits_per_word(base)] of words uint32[m].
 
-    Division of integers is not vectorized. So a word is divided once, into halves that float32
-    holds exactly. Adding 0.5 outweighs all rounding errors, and does not reach the next digit.
+    XLA does not vectorize integer division. So one division splits a word into two halves, which
+    float32 holds exactly. Before each multiplication, adding 0.5 absorbs the rounding error.
     """
     width = digits_per_word(base)
     half = -(-width // 2)

@@ -1,6 +1,6 @@
-"""Collectives of a function along named axes, read from its trace.
+"""Collectives that a function calls along named axes, found in its jaxpr.
 
-A trace needs no devices, so the axes may have any size.
+Tracing needs no devices, so the axes may have any size.
 """
 
 import math
@@ -26,7 +26,7 @@ RING: dict[str, Callable[[int], float]] = {
     "collective-permute": lambda w: float(w > 1),
     "collective-broadcast": lambda w: (w - 1) / w,
 }
-"""Number of times each byte of a worker crosses its link, in a ring of w workers."""
+"""Link bytes of a worker, divided by the bytes of its array, in a ring of w workers."""
 
 KINDS = {
     "psum": "all-reduce",
@@ -44,13 +44,13 @@ class Collective(NamedTuple):
 
     Attributes:
       kind: "all-gather", "all-reduce", ...
-      dtype: XLA's name, which gives the width on the wire: "u32", "f32".
-      shape: shape of one worker's array.
-      bytes: bytes of one worker's array.
-      branch: branches of the conditionals around it, outermost first; () if it always runs.
-      repeated: True inside a loop; the bytes are those of one turn.
-      workers: number of participants in a group; None if the program does not say, which means all.
-      axes: axes of the collective; None if a compiled program no longer knows them.
+      dtype: XLA's name of the dtype that is sent, such as "u32" or "f32".
+      shape: shape of the array of one worker.
+      bytes: size of the array of one worker.
+      branch: branch numbers of the conditionals around the collective, outermost first; () if none.
+      repeated: True inside a loop; `bytes` then counts one turn.
+      workers: number of workers in a group; None if the program has no groups: all workers.
+      axes: names of the axes; None for a compiled program, which does not contain them.
     """
 
     kind: str
@@ -63,19 +63,19 @@ class Collective(NamedTuple):
     axes: tuple[str, ...] | None = None
 
     def link_bytes(self, workers: int) -> float:
-        """Return the bytes that one worker of a ring sends over its link."""
+        """Return the bytes that one worker sends over its link, in a ring of `workers`."""
         return self.bytes * RING[self.kind](workers)
 
 
 def collectives(function: Callable[..., Any], axes: Axes, *likes: Any) -> tuple[Collective, ...]:
-    """List every collective that `function` calls for arguments like `likes`, in order."""
+    """List the collectives that `function` calls for arguments of these shapes, in order."""
     with _platform.one():
         closed = jax.make_jaxpr(function, axis_env=list(axes.items()))(*likes)
     return tuple(_walk(closed.jaxpr, axes, (), False, {}))
 
 
 def unconditional(function: Callable[..., Any], axes: Axes, *likes: Any) -> tuple[Collective, ...]:
-    """List the collectives of a function, which must be the same in all steps."""
+    """List the collectives of a function; refuse collectives in conditionals or loops."""
     found = collectives(function, axes, *likes)
     same = not any(c.branch or c.repeated for c in found)
     rule, got = "be equal in all steps", "collectives under a condition or in a loop"
@@ -91,7 +91,7 @@ def _walk(
     repeated: bool,
     silent: dict[int, core.Jaxpr],
 ) -> Iterator[Collective]:
-    """Yield the collectives of a program; `silent` collects programs without any, to skip them."""
+    """Yield the collectives of a program; `silent` keeps programs without collectives, to skip."""
     if id(jaxpr) in silent:
         return
     quiet = True
@@ -115,7 +115,7 @@ def _walk(
                 quiet = False
                 yield found
     if quiet:
-        silent[id(jaxpr)] = jaxpr  # the reference keeps its id unique
+        silent[id(jaxpr)] = jaxpr  # while it is referenced, no other object gets its id
 
 
 def programs_in(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
@@ -127,7 +127,7 @@ def programs_in(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
 
 
 def axes_of(eqn: core.JaxprEqn, axes: Axes) -> tuple[str, ...]:
-    """Return the named axes of a collective; `psum` under vmap may have array axes, ints."""
+    """Return the named axes of a collective. Under vmap, `psum` also has integer axes."""
     named = eqn.params["axes" if "axes" in eqn.params else "axis_name"]
     several = named if isinstance(named, tuple) else (named,)
     return tuple(axis for axis in several if axis in axes)

@@ -1,8 +1,8 @@
 """Counts of values, saturating counters, running sums and maxima.
 
-XLA scans a long vector in many dependent passes, or in a pass of quadratic work. On a CPU a loop
-of a few values per turn takes a fifth of the time. On an accelerator, rows of 128 take seven
-elementwise passes, which fuse. They leave 1/128 of the values, few enough for quadratic work.
+XLA scans a long vector in many dependent passes, or in one pass with quadratic work. On a CPU, a
+loop takes a fifth of that time. On an accelerator, a scan within rows of 128 values takes seven
+elementwise passes, which XLA fuses. Quadratic work is fast for the remaining sums of the rows.
 """
 
 import functools
@@ -19,7 +19,7 @@ from fftgrad import _axes
 from fftgrad.ops import _platform, _shapes
 
 LONG_ROW = 1 << 12
-"""Row length for counts on an accelerator, which leaves few rows to add."""
+"""Row length for counts on an accelerator; with long rows, few counts remain to add."""
 
 MOST = 2**31 - 1
 """The largest count, at which counters saturate."""
@@ -28,7 +28,7 @@ MOST = 2**31 - 1
 def add(a: Any, b: Any) -> Any:
     """Add two counts of at least 0, int32[...], and saturate at `MOST`.
 
-    The Python number 0 marks a codec that never counts, and stays an int.
+    The Python int 0 marks a codec that never counts, so the sum of two ints stays an int.
     """
     if isinstance(a, int) and isinstance(b, int):
         return min(a + b, MOST)
@@ -43,22 +43,22 @@ def total(counts: jax.Array) -> jax.Array:
 
 
 def rounded(count: jax.Array) -> jax.Array:
-    """Round a count in float32 to int32[], at most `MOST`."""
+    """Round a float32 count to int32[], and saturate at `MOST`."""
     return jnp.where(count < 2.0**31, jnp.round(count).astype(jnp.int32), MOST)
 
 
 def next_step(number: jax.Array, period: int = 1) -> jax.Array:
     """Return the number of the step after step `number`, int32[]; `MOST` is followed by about 2^30.
 
-    So no schedule restarts, random draws differ, and the phase in a period of steps is kept.
+    A wrap to 0 would restart schedules and repeat random draws. The phase in `period` is kept.
     """
     back = max((1 << 30) // period, 1) * period
     return jnp.where(number == MOST, MOST + 1 - back, number + 1)
 
 
 def counts(masks: Sequence[jax.Array]) -> list[jax.Array]:
-    """Count the true values of masks bool[rows, columns] of the same data in one pass over it."""
-    # Rows first, because XLA on a CPU reduces to few scalars on one thread.
+    """Count the true values of each mask bool[rows, columns] in one pass over their data."""
+    # Reduce the rows first, because XLA for CPUs reduces to scalars on a single thread.
     return _sums(_sums([mask.astype(jnp.int32) for mask in masks]))
 
 
@@ -75,7 +75,7 @@ ROW, SHORT_ROW = 128, 8
 QUADRATIC = 1 << 13
 
 UNROLLED = 4
-"""Values per turn. From 16 on XLA for CPUs runs turns one by one, 100 times slower."""
+"""Values per turn. With 16 or more, XLA for CPUs is 100 times slower."""
 
 
 def cumsum(x: jax.Array) -> jax.Array:
@@ -85,7 +85,7 @@ def cumsum(x: jax.Array) -> jax.Array:
 
 def _cumsum_at_once(x: jax.Array) -> jax.Array:
     row = SHORT_ROW if x.size > ROW * QUADRATIC else ROW
-    # A separate sum is one kernel; the last column of the scanned rows would delay it.
+    # The last column of the scanned rows has the same totals, but a separate sum is ready earlier.
     totals = jnp.sum(_shapes.rows(x, row), axis=1, dtype=jnp.int32)
     if row == SHORT_ROW:
         before = _cumsum_at_once(totals) - totals
@@ -104,7 +104,7 @@ def cummax(x: jax.Array) -> jax.Array:
 
 
 def _cummax_at_once(x: jax.Array) -> jax.Array:
-    # The scan of short rows is not written but computed by its readers.
+    # No scan of short rows is written, because its readers recompute it.
     short = jnp.max(_shapes.rows(x, SHORT_ROW), axis=1)
     long = jnp.max(_shapes.rows(short, ROW), axis=1)
     return _maxima(x, SHORT_ROW, _maxima(short, ROW, lax.cummax(long)))

@@ -1,12 +1,12 @@
-"""Exponential-Golomb codes: numbers of no known limit, small ones in few bits.
+"""Exponential-Golomb codes, which store small numbers in few bits and have no largest number.
 
-With q = (v >> r) + 1 and e = floor(log2 q), the code of order r of a number v is e zeros and a one,
-and then the e bits of q below its leading one and the r low bits of v: 2e + 1 + r bits.
+Let q = (v >> r) + 1 and e = floor(log2 q). The code of order r of a number v has 2e + 1 + r bits.
+The unary part is e zeros and a one. The rest is the e low bits of q, then the r low bits of v.
 
-So that all numbers can be found at once, the unary halves of all codes stand together, from the
-first word on, and the other halves from the last word backwards. The end of each unary half is a
-bit that is set, which rank and select find; where the other half is follows from all the exponents
-before it. On a CPU they are written and read one after the other, which takes a third of the time.
+The unary parts of all codes are stored in a row from the first word on. The rests are stored from
+the last word backwards. Each unary part ends with a set bit. An accelerator reads all codes at
+once: rank and select find the set bits, and sums of the exponents e give the places of the rests.
+On a CPU, codes are written and read one after the other, which takes a third of the time there.
 """
 
 import functools
@@ -25,14 +25,14 @@ WORD = 32
 
 
 class Writer(NamedTuple):
-    """Stream of bits that is written."""
+    """Stream of bits to write to."""
 
-    words: jax.Array  # uint32[m + 1], complete before that of `place`
-    place: jax.Array  # where the next code begins, int32[]
-    pending: jax.Array  # what is known of the word of `place`, uint32[]
+    words: jax.Array  # uint32[m + 1], complete before the word that contains `place`
+    place: jax.Array  # first bit of the next code, int32[]
+    pending: jax.Array  # bits written so far to the word that contains `place`, uint32[]
 
     def put(self, bits: jax.Array, width: jax.Array) -> "Writer":
-        """Append a code of `width` bits, at most 32; the bits above them are zero."""
+        """Append `width` bits, at most 32. In `bits`, all higher bits must be zero."""
         at, low = _word_and_bit(self.place)
         pending = self.pending | bits << low
         words = _stored(self.words, at, pending)
@@ -45,13 +45,13 @@ class Writer(NamedTuple):
 
 
 class Ones(NamedTuple):
-    """Reads the places of set bits, in order."""
+    """Reads the places of the set bits, in order."""
 
-    at: jax.Array  # which word is read, int32[]
-    rest: jax.Array  # those of its bits that were not read yet, uint32[]
+    at: jax.Array  # index of the current word, int32[]
+    rest: jax.Array  # unread bits of the current word, uint32[]
 
     def next(self, words: jax.Array) -> tuple["Ones", jax.Array]:
-        """Return the place of the next set bit, in this word or in the next one."""
+        """Return the place of the next set bit, in the current word or in the next word."""
         over = self.rest == 0
         at = jnp.where(over, self.at + 1, self.at)
         rest = jnp.where(over, _loaded(words, at), self.rest)
@@ -62,7 +62,7 @@ class Ones(NamedTuple):
 def _read_bits(
     word: Callable[[jax.Array], jax.Array], place: jax.Array, width: jax.Array
 ) -> jax.Array:
-    """Return the `width` bits from a place on, at most 31, as int32."""
+    """Return the `width` bits that start at `place`, at most 31, as int32."""
     at, low = _word_and_bit(place)
     above = (word(at + 1) << 1) << (WORD - 1 - low)
     bits = word(at) >> low | above
@@ -70,7 +70,7 @@ def _read_bits(
 
 
 def _word_and_bit(place: jax.Array) -> tuple[jax.Array, jax.Array]:
-    # Shifts, because a quotient of signed numbers takes eight operations.
+    # A shift is one operation; a division of signed integers takes eight.
     return place >> 5, (place & WORD - 1).astype(jnp.uint32)
 
 
@@ -83,12 +83,12 @@ def _loaded(words: jax.Array, at: jax.Array) -> jax.Array:
 
 
 def exponents(numbers: jax.Array, orders: jax.Array | int) -> jax.Array:
-    """Return the exponent e of each number, int32, below 2**31 - 2**order."""
+    """Return the exponent e of each number, int32; numbers must be below 2**31 - 2**order."""
     return 31 - lax.clz((numbers >> orders) + 1)
 
 
 def words_for(count: jax.Array, exponents: jax.Array, orders: jax.Array) -> jax.Array:
-    """Return the number of words of `count` codes with these sums of exponents and orders."""
+    """Return the words for `count` codes, from the sums of their exponents and of their orders."""
     return -(-(exponents + count) // WORD) - (-(exponents + orders) // WORD)
 
 
@@ -97,7 +97,7 @@ def encode(
 ) -> jax.Array:
     """Encode columns int32[m] of numbers >= 0, row by row, as uint32[words]; see `words_for`.
 
-    Only the rows `used`, bool[m], are sent.
+    Rows where `used`, bool[m], is False are not sent.
     """
     return _platform.dependent(
         tuple(numbers),
@@ -132,7 +132,7 @@ def _encode_at_once(
     numbers: tuple[jax.Array, ...], orders: tuple[jax.Array, ...], used: jax.Array, words: int
 ) -> jax.Array:
     columns = list(zip(numbers, orders, strict=True))
-    # Without those of rows that are not used, places would not ascend.
+    # In unused rows, exponents count as 0, so that the places of the used rows follow each other.
     each = [jnp.where(used, exponents(*c), 0) for c in columns]
     before = _before(each)
     ones = used.astype(jnp.int32)
@@ -155,7 +155,7 @@ def _encode_at_once(
 def decode(
     words: jax.Array, orders: Sequence[jax.Array | int], count: int
 ) -> tuple[jax.Array, ...]:
-    """Decode the columns int32[count] of numbers; those that were not sent are arbitrary."""
+    """Decode the columns int32[count] of numbers; rows that were not sent are arbitrary."""
     return _platform.dependent(
         words,
         _each_as_array(orders, words),
@@ -207,17 +207,17 @@ def _each_as_array(orders: Sequence[jax.Array | int], like: jax.Array) -> tuple[
 
 
 def _rest(number: jax.Array, order: jax.Array, exponent: jax.Array) -> jax.Array:
-    """Return the bits of a code that follow its unary half."""
+    """Return the bits of a code after its unary part."""
     return (number + (1 << order) - (1 << exponent + order)).astype(jnp.uint32)
 
 
 def _before(exponents: list[jax.Array]) -> jax.Array:
-    """Return the sum of all exponents in the rows before each one."""
+    """Return, for each row, the sum of the exponents of all earlier rows."""
     rows = sum(exponents[1:], exponents[0])
     return _count.cumsum(rows) - rows
 
 
 def _add(words: jax.Array, word: jax.Array, bits: jax.Array, used: jax.Array) -> jax.Array:
-    """Combine words with more bits by addition, because no bit is set twice."""
+    """Set more bits of words. Addition sets them correctly, because no bit is set twice."""
     bits = jnp.where(used, bits, 0)
     return words.at[word].add(bits, indices_are_sorted=True, mode="drop")

@@ -1,7 +1,7 @@
-"""Finiteness of values, and sums and norms that neither hide NaN nor overflow.
+"""Checks for finite values, and means and norms that do not overflow and propagate NaN.
 
-A maximum does not prove finiteness: XLA for CPUs may drop a NaN from a vectorized `max` or `min`,
-in large arrays only. A sum always propagates NaN.
+The checks use sums, which always propagate NaN. In large arrays, XLA for CPUs may drop a NaN from
+a vectorized `max` or `min`.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from fftgrad.ops._shapes import PyTree
 
 
 def all_finite(tree: object) -> jax.Array:
-    # Equal shapes share a flag, because XLA recomputes the answer from all flags per reader.
+    # Leaves of equal shape share a flag: XLA combines all flags again for each reader.
     alike: dict[Any, list[jax.Array]] = {}
     for leaf in jax.tree.leaves(tree):
         alike.setdefault(jax.typeof(leaf), []).append(leaf)
@@ -28,8 +28,8 @@ def all_finite(tree: object) -> jax.Array:
 def poison(x: jax.Array) -> jax.Array:
     """Function: 0.0 if all values of `x` are finite, else NaN.
 
-    Use it in a custom codec. Add it to a scale, or to the payload, to show a NaN or an infinity
-    that the codec would drop or clip.
+    Use this function in a codec that drops or clips values. Add the result to a scale, or to the
+    payload, so that a NaN or an infinity is not lost.
 
     Args:
       x: float or complex array of any shape.
@@ -40,8 +40,8 @@ def poison(x: jax.Array) -> jax.Array:
       >>> fg.codecs.poison(jnp.array([1.0, 2.0])), fg.codecs.poison(jnp.array([1.0, jnp.inf]))
       (Array(0., dtype=float32), Array(nan, dtype=float32))
     """
-    # x - x is 0 for finite x and NaN otherwise. The sum takes one pass, while XLA for CPUs stores
-    # an array of booleans before it reduces it.
+    # x - x is 0 for finite x and NaN otherwise. A sum takes one pass, but XLA for CPUs stores an
+    # array of booleans before it reduces the array.
     zeros = x - x
     if jnp.issubdtype(zeros.dtype, jnp.complexfloating):
         zeros = zeros.real + zeros.imag
@@ -49,15 +49,15 @@ def poison(x: jax.Array) -> jax.Array:
 
 
 def largest(x: jax.Array, axis: int | None = None) -> jax.Array:
-    """Return the largest magnitude, or NaN if a value is not finite; per row along `axis`."""
+    """Return the largest magnitude along `axis`, or of all values; NaN if a value is not finite."""
     # Replace NaN by infinity, because a maximum may drop NaN.
     top = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), jnp.inf), axis=axis)
     return jnp.where(top == jnp.inf, jnp.nan, top)
 
 
 def mean(x: jax.Array, count: jax.Array | int) -> jax.Array:
-    """Divide the sum by a count without overflow; the result is not finite if a value is not."""
-    bound = float(jnp.finfo(x.dtype).max)  # rounding may exceed it if all values are as large
+    """Return sum / count without overflow. If a value is not finite, the result is not finite."""
+    bound = float(jnp.finfo(x.dtype).max)  # a rounded mean of the largest values may exceed it
     half = jnp.sum(x * (0.5 / count))
     return jnp.where(jnp.isfinite(half), jnp.clip(2 * half, -bound, bound), half)
 
@@ -71,14 +71,14 @@ def nan_unless(fine: jax.Array, tree: PyTree) -> PyTree:
 
 
 def top(tree: PyTree) -> jax.Array:
-    """Return the largest magnitude. It may miss a NaN, which the squares then show."""
+    """Return the largest magnitude. It may miss a NaN, but `square` does not."""
     tops = [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in jax.tree.leaves(tree)]
     return jnp.max(jnp.stack(tops)) if tops else jnp.zeros((), jnp.float32)
 
 
 def unit_for(top: jax.Array) -> jax.Array:
     """Return the largest power of two <= `top`, within 2^-126 ... 2^126."""
-    # At most 2^126, because XLA multiplies by 1 / unit, which must be a normal number.
+    # The upper limit is 2^126, because XLA multiplies by 1 / unit, which must be a normal number.
     bits = lax.bitcast_convert_type(top, jnp.uint32) & jnp.uint32(0x7F800000)
     bits = jnp.clip(bits, jnp.uint32(1 << 23), jnp.uint32(253 << 23))
     return lax.bitcast_convert_type(bits, jnp.float32)

@@ -1,4 +1,4 @@
-"""Platform-dependent programs: all branches are traced, and one is compiled."""
+"""Programs with a branch for each platform: JAX traces all branches and compiles one."""
 
 import contextlib
 import contextvars
@@ -10,16 +10,16 @@ import jax
 from jax import lax
 
 OTHER = "TF32_TF32_F32_X3"
-"""A matmul precision that no program has by default."""
+"""A default matmul precision that no program uses; see `one`."""
 
 _POSSIBLE = contextvars.ContextVar("possible", default=frozenset({"cpu", "tpu", "gpu"}))
-"""The platforms that the branches around a call leave possible."""
+"""Platforms that are possible inside the current branches."""
 
 
 def dependent(*args: Any, default: Callable[..., Any], **branches: Callable[..., Any]) -> Any:
-    """Call `lax.platform_dependent`, without branches that the branch around it excludes.
+    """Call `lax.platform_dependent`, without the branches that an enclosing branch excludes.
 
-    Branches are named "cpu" and "tpu"; the default is for all other platforms.
+    `branches` may have the names "cpu" and "tpu"; `default` is for all other platforms.
     """
     possible = _POSSIBLE.get()
     named = possible & branches.keys()
@@ -35,12 +35,12 @@ def dependent(*args: Any, default: Callable[..., Any], **branches: Callable[...,
 
 
 def first(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Choose the platform before `run`, not inside: `jax.vmap` traces the branches inside anew."""
+    """Choose the platform outside `run`, because `jax.vmap` would trace inner branches again."""
     return lambda *args: dependent(*args, cpu=run, default=run)
 
 
 def _traced(branch: Callable[..., Any], possible: frozenset[str]) -> Callable[..., Any]:
-    # JAX keeps the trace of a function as long as it is the same object.
+    # JAX caches the trace of a function by identity, so return the same object for the same branch.
     is_module_level = getattr(branch, "__closure__", branch) is None
     return (_kept if is_module_level else _inside)(branch, possible)
 
@@ -67,8 +67,8 @@ def _set(possible: frozenset[str]) -> Generator[None]:
 
 @contextlib.contextmanager
 def one() -> Generator[None]:
-    """Trace only the branches of a GPU, to compute shapes and collectives."""
-    # JAX caches traces by settings such as this precision. A setting that no program uses keeps
-    # these traces apart from those of all platforms.
+    """Trace only the branches for GPUs, to compute shapes and collectives."""
+    # JAX caches a trace for each setting of this precision. No program uses OTHER, so no program
+    # gets a trace from the cache that has only the branches for GPUs.
     with _set(frozenset({"gpu"})), jax.default_matmul_precision(OTHER):
         yield

@@ -1,13 +1,13 @@
-"""Positions below n: a bitmap with rank and select, a shorter code, and values at positions.
+"""Codes of sparse positions below n, rank and select on bitmaps, and values at positions.
 
-Rank and select find sparse positions without a scan over n. They need a running sum over n/32
-words and, for the j-th set bit of a word, five popcounts.
+Rank counts the set bits before each word of a bitmap, by a running sum over n/32 words. Select
+finds the j-th set bit: first its word, then the bit in the word by five popcounts.
 
-k ascending positions are sent as a bitmap or in Elias-Fano code, whichever is smaller. The code
-splits a position into its l = floor(log2(n/k)) low bits, stored unchanged, and its high bits,
-stored as a bitmap in unary: bit (p_j >> l) + j is set for the j-th position p_j. They take k·l
-and k + (n-1 >> l) + 1 bits, at most k(2 + log2(n/k)) and a word or two. This is within 0.6 bits
-per position of the entropy. Both sizes follow from k and n alone, so the choice is static.
+k ascending positions are sent as a bitmap or in Elias-Fano code, whichever is smaller. Elias-Fano
+stores the l = floor(log2(n/k)) low bits of each position unchanged, in k·l bits. The high bits are
+stored as a unary bitmap of k + (n-1 >> l) + 1 bits: for the j-th position p_j, bit (p_j >> l) + j
+is set. Together, these are at most k(2 + log2(n/k)) bits plus padding, within 0.6 bits per position
+of the entropy. The sizes of both codes depend only on k and n, so the choice is static.
 """
 
 import functools
@@ -23,14 +23,14 @@ from fftgrad.ops import _codes, _count, _platform
 WORD = 32
 
 IN_ORDER: dict[str, Any] = {"indices_are_sorted": True, "unique_indices": True, "mode": "drop"}
-"""Options of a scatter at positions, which let XLA scatter without contention."""
+"""Options of a scatter at ascending, distinct positions, which XLA can run in parallel."""
 
 
 class Sparse(NamedTuple):
     """Value: a vector that is zero except at some positions; the result of `Selector.sparse`.
 
     Attributes:
-      positions: int32, of any shape, ascending and distinct when flat; n or more if unused.
+      positions: int32 of any shape, ascending and distinct when flattened; ignored from n on.
       values: values at the positions, of the same shape.
 
     Example:
@@ -43,7 +43,7 @@ class Sparse(NamedTuple):
     values: jax.Array
 
     def put_into(self, x: jax.Array) -> jax.Array:
-        """Replace the values of `x` at the positions."""
+        """Return `x` with the values of this vector at the positions."""
         return x.at[self.positions].set(self.values, **IN_ORDER)
 
     def add_to(self, x: jax.Array, scale: jax.Array | float) -> jax.Array:
@@ -52,7 +52,7 @@ class Sparse(NamedTuple):
 
 
 class EliasFano(NamedTuple):
-    """Positions in Elias-Fano code: `low` uint32 words of low bits, `high` of the unary bitmap."""
+    """Positions in Elias-Fano code: words of the low bits, and of the unary bitmap, uint32."""
 
     low: jax.Array
     high: jax.Array
@@ -70,7 +70,7 @@ class Ranked(NamedTuple):
 
 
 def bitmap_of(positions: jax.Array, keep: jax.Array | int, size: int) -> jax.Array:
-    """Return the bitmap uint32[ceil(size / 32)] of distinct positions, those with `keep` 1."""
+    """Return the bitmap uint32[ceil(size / 32)] of the distinct positions where `keep` is 1."""
     bit = jnp.asarray(keep, jnp.uint32) << (positions % WORD).astype(jnp.uint32)
     words = jnp.zeros((-(-size // WORD),), jnp.uint32)
     return words.at[positions // WORD].add(bit, indices_are_sorted=True, mode="drop")
@@ -86,11 +86,11 @@ def rank(words: jax.Array) -> Ranked:
 
 
 FEW = 1 << 10
-"""A bitmap of up to so many words has one program for GPUs and TPUs, which is faster to trace."""
+"""For bitmaps of up to FEW words, TPUs use the program of GPUs, which saves a trace."""
 
 
 def select(bitmap: Ranked, count: int) -> jax.Array:
-    """Return the first `count` set bits, int32[count]; further ones are any within the bitmap."""
+    """Return the first `count` set bits, int32[count]; missing ones are arbitrary positions."""
     by_word = functools.partial(_select_by_word, count=count)
     by_bit = functools.partial(_select_by_bit, count=count)
     on_tpu = {"tpu": by_word} if bitmap.words.size > FEW else {}
@@ -100,7 +100,7 @@ def select(bitmap: Ranked, count: int) -> jax.Array:
 
 
 def _select_by_word(bitmap: Ranked, count: int) -> jax.Array:
-    """Find the word of each rank: work on n/32 words and `count` ranks."""
+    """Find the word of each rank, with work on n/32 words and on `count` ranks."""
     words, before = bitmap
     slot = jnp.where(words > 0, before, count)
     starts = jnp.zeros((count,), jnp.int32)
@@ -111,7 +111,7 @@ def _select_by_word(bitmap: Ranked, count: int) -> jax.Array:
 
 
 def _select_by_bit(bitmap: Ranked, count: int) -> jax.Array:
-    """Find the rank of each bit: work on n bits, but in few kernels."""
+    """Find the rank of each bit, with work on n bits, but in fewer kernels."""
     words, before = bitmap
     below = ~(jnp.uint32(0xFFFFFFFF) << _places())
     bits, place = words[:, None], _places().astype(jnp.int32)
@@ -132,8 +132,8 @@ def first(bitmap: Ranked, count: jax.Array | int) -> Ranked:
 
 def _places() -> jax.Array:
     """Return the place of each bit in a word, uint32[1, 32]."""
-    # Computed, because a constant would become an operand of the conditional by platform. In some
-    # programs jax.vmap then infers different types for its branches.
+    # A constant would become an operand of the conditional that selects the platform. Then jax.vmap
+    # infers different types for its branches in some programs.
     return lax.broadcasted_iota(jnp.uint32, (1, WORD), 1)
 
 
@@ -153,7 +153,7 @@ def _select_in_word(word: jax.Array, rank: jax.Array) -> jax.Array:
 
 
 def encode(bitmap: Ranked, k: int, n: int) -> tuple[jax.Array, EliasFano | Bitmap]:
-    """Return the positions of the k bits set in a bitmap of n, int32[k] ascending, and the code."""
+    """Return the ascending positions int32[k] of a bitmap with k of n bits set, and their code."""
     positions = select(bitmap, k)
     if _is_elias_fano(k, n):
         return positions, encode_positions(positions, k, n)
@@ -170,7 +170,7 @@ def encode_positions(positions: jax.Array, k: int, n: int) -> EliasFano | Bitmap
 
 
 def decode(code: EliasFano | Bitmap, k: int, n: int) -> jax.Array:
-    """Decode the positions int32[k]; if the words are damaged, they are still below n."""
+    """Decode positions int32[k]. They are below n even if the words are damaged."""
     match code:
         case Bitmap(words):
             positions = select(rank(words), k)
@@ -190,7 +190,7 @@ def _unary_bits(k: int, n: int) -> int:
 
 
 def words_for(k: int, n: int) -> int:
-    """Return the number of words of the code of k positions below n."""
+    """Return the number of words of the shorter code of k positions below n."""
     low, high = _codes.words_for(k, _low_bits(k, n)), _codes.words_for(_unary_bits(k, n), 1)
     return min(low + high, _codes.words_for(n, 1))
 

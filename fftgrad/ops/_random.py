@@ -1,7 +1,7 @@
-"""PRNG keys of any kind, and random bits by position: a counter through an integer hash.
+"""Checks of PRNG keys, and random bits from an integer hash of a counter.
 
 The hash takes a few multiplications per value. A cryptographic generator such as threefry takes
-dozens of rounds, more than the rest of a codec. Statistically tested; not for secrets.
+more time than the rest of a codec. Do not use the hash for secrets.
 """
 
 from typing import Any, cast
@@ -17,7 +17,7 @@ from fftgrad._values import check, check_type, plain
 def bits(first: jax.Array, second: jax.Array, count: int) -> jax.Array:
     """Hash two seeds and the position to uint32[count]: value i is h(h(i + first) ^ second).
 
-    A stream with a nearby first seed is a shifted copy before the second hash only.
+    For nearby first seeds, h(i + first) are shifted copies. The second hash removes the relation.
     """
     counter = jax.lax.iota(jnp.uint32, count)
     return _mix(_mix(counter + first) ^ second)
@@ -29,16 +29,16 @@ def keyed_bits(key: jax.Array, count: int) -> jax.Array:
 
 
 def drawn_bits(owner: object, key: jax.Array | None, count: int, remedy: str) -> jax.Array:
-    """Draw uint32[count] from a key of the step, which the codec `owner` needs."""
+    """Draw uint32[count] from a key of the step. Raise an error for `owner` if the key is None."""
     remedy = f"pass step=fg.Step.of(key){remedy}."
     check(key is not None, f"{owner!r}(step)", "have a key, to draw from", "no key", remedy)
     return keyed_bits(cast("jax.Array", key), count)
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """Apply a bijection of uint32 in which each input bit flips half of the output bits.
+    """Apply a bijection of uint32. Changing one input bit flips about half of the output bits.
 
-    Two rounds of xor-shift and multiply, with constants from Wellons' search for low bias.
+    It has two rounds of xor-shift and multiply, with constants from Wellons' search for low bias.
     """
     x = lax.mul(_fold(x, 16), np.uint32(0x7FEB352D))
     x = lax.mul(_fold(x, 15), np.uint32(0x846CA68B))
@@ -50,12 +50,12 @@ def _fold(x: jax.Array, shift: int) -> jax.Array:
 
 
 def is_same_under_vmap(key: jax.Array | None) -> bool:
-    """Return True if draws with several keys under jax.vmap equal separate draws."""
+    """Return True if draws from several keys under jax.vmap equal draws without jax.vmap."""
     return key is None or jax.random.key_impl(key) == "threefry2x32"
 
 
 def as_key(argument: str, key: jax.Array | int) -> jax.Array:
-    """Make a typed PRNG key from a seed, a raw key or a typed key."""
+    """Convert a seed, a raw key or a typed key to a typed PRNG key."""
     check_key(argument, key)
     seed: Any = plain(key)
     if isinstance(seed, int) or (not seed.ndim and jnp.issubdtype(seed.dtype, jnp.integer)):
@@ -65,7 +65,7 @@ def as_key(argument: str, key: jax.Array | int) -> jax.Array:
 
 
 def check_key(argument: str, key: Any) -> None:
-    """Require a seed or a key, without making one, because that starts the backend."""
+    """Require a seed or a key. Do not create a key, because that would start the JAX backend."""
     remedy = "use key=0, or jax.random.key(0)."
     seed: Any = plain(key)
     if type(seed) is int:

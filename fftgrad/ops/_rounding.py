@@ -1,4 +1,4 @@
-"""Rounding: to nearest, stochastic, saturating; sums and products that do not lose bits."""
+"""Rounding to nearest, stochastic rounding, saturating casts, exact sums, precise products."""
 
 from typing import Any
 
@@ -17,17 +17,17 @@ def rounded(x: jax.Array, dtype: Any) -> jax.Array:
     The result is float32, so `x - rounded(x, dtype)` is the rounding error of a cast.
     """
     narrow, wide = jnp.finfo(dtype), jnp.finfo(x.dtype)
-    # XLA may remove a cast there and back, to keep more precision.
+    # A cast to `dtype` and back would not do, because XLA may remove both casts.
     near = lax.reduce_precision(x, narrow.nexp, narrow.nmant)
     if narrow.tiny <= wide.tiny:
         return near
-    # reduce_precision flushes subnormal numbers, which are multiples of the smallest one.
+    # reduce_precision flushes subnormal values of `dtype` to zero. These are multiples of `unit`.
     unit = float(narrow.smallest_subnormal)
     return jnp.where(jnp.abs(x) < float(narrow.tiny), jnp.round(x / unit) * unit, near)
 
 
 def narrowed(mean: PyTree, like: PyTree) -> tuple[PyTree, PyTree | None]:
-    """Cast the mean to the dtypes of the leaves; return the rounding error if any is narrow."""
+    """Cast the mean to the dtypes of `like`. Also return the error, or None if all are float32."""
     if all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(like)):
         return mean, None
     near = jax.tree.map(lambda m, g: rounded(m, g.dtype), mean, like)
@@ -38,11 +38,11 @@ def narrowed(mean: PyTree, like: PyTree) -> tuple[PyTree, PyTree | None]:
 def to_bfloat16(x: jax.Array, draws: jax.Array) -> jax.Array:
     """Round float32 values stochastically to bfloat16, without bias.
 
-    `draws` are random bits, uint32, of which 16 count. Values beyond the largest bfloat16 are
-    truncated to it, and values that are not finite stay so.
+    Only the upper 16 bits of `draws`, random uint32, are used. Values that would round to infinity
+    are truncated. Values that are not finite stay infinite or NaN.
     """
     raw = lax.bitcast_convert_type(x, jnp.uint32)
-    # The next bfloat16 away from zero is 2**16 further in every binade, subnormals included.
+    # The bits of the next bfloat16 away from zero are 2**16 higher, also for subnormal values.
     moved = raw + (draws >> 16)
     beyond = ((moved >> 23) & 255) == 255
     cut = jnp.where(beyond, raw, moved) >> 16
@@ -51,14 +51,14 @@ def to_bfloat16(x: jax.Array, draws: jax.Array) -> jax.Array:
 
 
 def saturating_cast(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """Cast `x` to a narrower dtype, and count its values out of range.
+    """Cast `x` to a narrower dtype, and count the values out of range.
 
-    Finite values stay finite. Infinities and NaN are kept, for the header to report.
+    Finite values saturate. Infinities and NaN are kept, so that the header can report them.
     """
     largest = float(jnp.finfo(dtype).max)
     overflow = _positions.count(*_codes.pack_masks(jnp.abs(x.astype(jnp.float32)) > largest))
     bounded = jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
-    # Round first, because XLA may remove a cast whose result is cast back.
+    # Round before the cast, because XLA may remove the cast if the result is cast back.
     return rounded(bounded.astype(jnp.float32), dtype).astype(dtype), overflow
 
 
@@ -68,7 +68,7 @@ def times(a: jax.Array, b: jax.Array | np.ndarray) -> jax.Array:
 
 
 def two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return a + b as rounded, and its rounding error."""
+    """Return the rounded sum a + b, and its rounding error."""
     total = a + b
     of_b = total - a
     return total, (a - (total - of_b)) + (b - of_b)

@@ -1,13 +1,13 @@
-"""The k largest of n keys: exactly, without a sort or a scan of n values.
+"""Exact selection of the k largest of n keys, without a sort or a scan of n values.
 
-On a CPU, where passes over the data cost and branches do not, a sample of the keys brackets the
-k-th largest. One pass tells on which side of the bracket each key is, as two bitmaps, and counts
-prove that the bracket holds. The few keys inside it are compacted and bisected bit by bit. Where
-the proof fails, once in ten thousand times on random data, the bracket is first bisected over all
-of the keys: at most 31 more passes.
+On a CPU, passes over the data are slow and branches are cheap. So a sample of the keys gives a
+bracket, two keys around the k-th largest. One pass compares all keys with both ends, and counts
+check that the k-th largest key and few others are inside. The keys inside are compacted and
+bisected bit by bit. If the check fails, once in ten thousand times on random data, the bracket is
+first bisected over all keys, in at most 31 more passes.
 
-On an accelerator a branch makes the host wait. There eight passes find the k-th largest digit by
-digit, whatever the data, and a ninth tells which keys are above it.
+On an accelerator, the host waits at each branch. So eight passes find the k-th largest key digit
+by digit, and a ninth pass compares all keys with it.
 """
 
 import functools
@@ -27,22 +27,22 @@ Key = Callable[[jax.Array], jax.Array]
 
 
 def keys(x: jax.Array) -> tuple[jax.Array, Key]:
-    """Return an array and a map of it to keys that grow with |x_i|."""
+    """Return an array, and an elementwise map from it to keys that grow with |x_i|."""
     if not jnp.issubdtype(x.dtype, jnp.complexfloating):
         return x, lambda x: _bits(jnp.abs(x.astype(jnp.float32)))
-    # Half as many bits as x, so cheaper to keep than to find again in each pass.
+    # The energies take half the memory of x, so store them rather than recompute them in each pass.
     return _energy_bits(x), lambda energy: energy
 
 
 def _bits(x: jax.Array) -> jax.Array:
-    """Return the bits of floats, which order as the floats do if none is negative."""
+    """Return the bits of non-negative floats, which have the same order as the floats."""
     return lax.bitcast_convert_type(x, jnp.uint32)
 
 
 def _energy_bits(z: jax.Array) -> jax.Array:
     """Return |z_i|² in 9 bits of exponent and 22 of mantissa; subnormal values count as zero.
 
-    Each value is scaled by its own power of two, so that no square overflows or vanishes.
+    Each value is scaled by a power of two, so that no square overflows or underflows.
     """
     re, im = jnp.abs(z.real), jnp.abs(z.imag)
     exponent = jnp.maximum(_bits(re), _bits(im)) >> 23
@@ -54,10 +54,10 @@ def _energy_bits(z: jax.Array) -> jax.Array:
 
 
 SAMPLE = 1 << 15
-"""How many keys the bracket is guessed from; where there are no more, none is needed."""
+"""Number of sampled keys that give the bracket. Vectors of at most this size need no bracket."""
 
 SIGMAS = 4.0
-"""Half the width of the bracket, in standard deviations of the sampled rank."""
+"""Half the width of the bracket, in standard deviations of the rank of a sampled key."""
 
 KEY_BITS = 31
 DIGIT_BITS = 4
@@ -65,7 +65,7 @@ ROW = 128
 
 
 class Bracket(NamedTuple):
-    """Two keys, low < high, and the numbers of keys that are at least as large."""
+    """Two keys, low < high, and the numbers of keys >= low and >= high."""
 
     low: jax.Array
     high: jax.Array
@@ -74,7 +74,7 @@ class Bracket(NamedTuple):
 
 
 def largest(x: jax.Array, key: Key, k: int) -> _positions.Ranked:
-    """Return the bitmap of the k < n largest of key(x), the lowest position first among equals."""
+    """Return the bitmap of the k < n largest of key(x); of equal keys, the first are selected."""
 
     def of_all(x: jax.Array) -> _positions.Ranked:
         return _best(key(x), jnp.int32(k))
@@ -95,7 +95,7 @@ def largest_of_rows(keys: jax.Array, k: int) -> jax.Array:
 
 
 def _by_bracket(x: jax.Array, key: Key, k: int) -> _positions.Ranked:
-    """Return the bitmap, from the keys that a sample leaves in doubt."""
+    """Return the bitmap of the k largest, by a search only among the keys inside a bracket."""
     guess, capacity = _guess(x, key, k)
     low_words, high_words = _sides(x, key, guess.low, guess.high)
     bracket = guess._replace(
@@ -129,7 +129,7 @@ def _by_bracket(x: jax.Array, key: Key, k: int) -> _positions.Ranked:
 
 
 def _guess(x: jax.Array, key: Key, k: int) -> tuple[Bracket, int]:
-    """Return a bracket that very likely holds, without counts, and the most keys it may hold."""
+    """Return a bracket that probably contains the k-th largest, and the capacity for its keys."""
     n = x.size
     least = _axes.vary_like(jnp.uint32(0), x)
     most = _axes.vary_like(jnp.uint32(1 << KEY_BITS), x)
@@ -147,23 +147,23 @@ def _guess(x: jax.Array, key: Key, k: int) -> tuple[Bracket, int]:
 
 
 def sample_positions(n: int) -> jax.Array:
-    """Return positions int32[SAMPLE], random because a stride sees one phase of periodic data."""
+    """Return random positions int32[SAMPLE]; a stride would sample one phase of periodic data."""
     return (_random.bits(jnp.uint32(0), jnp.uint32(0), SAMPLE) % jnp.uint32(n)).astype(jnp.int32)
 
 
 def _sides(x: jax.Array, key: Key, low: jax.Array, high: jax.Array) -> tuple[jax.Array, ...]:
-    """Return the bitmaps of the keys that are at least `low`, and at least `high`."""
+    """Return the bitmaps of the keys >= low and of the keys >= high."""
     return _codes.pack_masks(key(x) >= low, key(x) >= high)
 
 
 def _is_narrow(bracket: Bracket, capacity: int) -> jax.Array:
-    """Return True if the keys inside can be compacted, or are all equal."""
+    """Return True if at most `capacity` keys are inside the bracket, or if these are all equal."""
     inside = bracket.from_low - bracket.from_high
     return (inside <= capacity) | (bracket.high - bracket.low == 1)
 
 
 def _narrow(x: jax.Array, key: Key, k: int, guess: Bracket, capacity: int) -> Bracket:
-    """Bisect the widest bracket until it is narrow enough."""
+    """Split the range of all keys at the ends of `guess`, then bisect until it is narrow enough."""
 
     def split(bracket: Bracket, at: jax.Array, from_at: jax.Array) -> Bracket:
         low, high, from_low, from_high = bracket
@@ -192,30 +192,30 @@ def _narrow(x: jax.Array, key: Key, k: int, guess: Bracket, capacity: int) -> Br
 
 
 def _best(keys: jax.Array, wanted: jax.Array, size: int = 0) -> _positions.Ranked:
-    """Return the bitmap of the `wanted` largest keys, the first among equals.
+    """Return the bitmap of the `wanted` largest keys; of equal keys, the first are selected.
 
-    The keys may be one row of an array of `size` keys.
+    If the keys are one row of a larger array, `size` is the number of keys in the array.
     """
     threshold = _kth_largest(keys, wanted, size)
-    # One after the other: what is above comes first, and one scan is enough.
+    # Concatenate both bitmaps, larger keys first, so that one scan ranks them.
     both = jnp.concatenate(_codes.pack_masks(keys > threshold, keys == threshold))
     words, before = _positions.first(_positions.rank(both), wanted)
     half = words.size // 2
-    # Of the second half the scan counted all bits of the first, too: before[half] of them.
+    # In the second half, the scan also counted the before[half] bits of the first half.
     return _positions.Ranked(
         words[:half] | words[half:], before[:half] + before[half:] - before[half]
     )
 
 
 def _kth_largest(keys: jax.Array, wanted: jax.Array | int, size: int = 0) -> jax.Array:
-    """Return the largest t that at least `wanted` keys reach."""
-    # A short program is worth more than single passes over few values.
+    """Return the largest t such that at least `wanted` keys are >= t."""
+    # For few values, a short program matters more than the number of passes.
     at_once = functools.partial(_kth_largest_at_once, short=max(size, keys.size) <= SAMPLE)
     return _platform.dependent(keys, jnp.int32(wanted), cpu=_kth_largest_by_rows, default=at_once)
 
 
 def _kth_largest_by_rows(keys: jax.Array, wanted: jax.Array) -> jax.Array:
-    """Find two bits at a time, in a loop."""
+    """Find two bits of t per turn of a loop."""
     rows = _shapes.rows(keys, ROW)
 
     def settle(step: jax.Array, threshold: jax.Array) -> jax.Array:
@@ -228,7 +228,7 @@ def _kth_largest_by_rows(keys: jax.Array, wanted: jax.Array) -> jax.Array:
 
 
 def _kth_largest_at_once(keys: jax.Array, wanted: jax.Array, short: bool) -> jax.Array:
-    """Find four bits at a time, by one pass and three small kernels each, without a loop."""
+    """Find four bits of t per pass and three small kernels, without a loop."""
     rows = _shapes.rows(keys, _count.LONG_ROW).astype(jnp.int32)
     threshold = _axes.vary_like(jnp.int32(0), keys)
     for shift in range(KEY_BITS + 1 - DIGIT_BITS, -1, -DIGIT_BITS):
@@ -238,13 +238,13 @@ def _kth_largest_at_once(keys: jax.Array, wanted: jax.Array, short: bool) -> jax
             reached = (rows - threshold)[None] >= digits << shift
             digit = jnp.sum(jnp.sum(reached, axis=(1, 2), dtype=jnp.int32) >= wanted)
         else:
-            # Compared with constants, because each threshold would be a kernel of its own.
+            # Compare with constants, because each computed threshold would be a separate kernel.
             digit = _digit([rows - threshold >= step for step in steps], wanted)
         threshold = threshold + (digit.astype(jnp.int32) << shift)
     return threshold.astype(jnp.uint32)
 
 
 def _digit(reached: Sequence[jax.Array], wanted: jax.Array) -> jax.Array:
-    """Return the largest digit that at least `wanted` keys reach, of masks for 1, 2, ..."""
+    """Return the largest digit that at least `wanted` keys reach, by the masks for 1, 2, ..."""
     found = _count.counts(reached)
     return sum(((count >= wanted).astype(jnp.uint32) for count in found), jnp.uint32(0))

@@ -1,7 +1,7 @@
-"""Shapes: trees and their paths, vectors in rows, several arrays as one and back.
+"""Paths of trees, rows of vectors, and concatenated arrays.
 
-Padding a whole vector adds a bound check to every value, which prevents vectorization. So most
-callers process the values that fill whole rows first, and pad only the rest.
+If a whole vector is padded, XLA checks a bound for every value, and does not vectorize. So most
+callers first process the values that fill whole rows, and pad only the rest (`whole_then_rest`).
 """
 
 import functools
@@ -31,8 +31,8 @@ def spec(tree: PyTree) -> PyTree:
 def by_path(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
     """Map the path of each leaf to the leaf, in the order of the leaves.
 
-    A path is "layers/0/w", with keys, positions and fields between slashes. Leaves with the same
-    text, as those of {"a/b": x, "a": {"b": y}}, get the form of JAX: "['a/b']".
+    A path such as "layers/0/w" joins keys, positions and fields by slashes. If two paths would be
+    equal, as in {"a/b": x, "a": {"b": y}}, both have the form of JAX: "['a/b']".
     """
     pairs = jax.tree.leaves_with_path(tree, is_leaf=is_leaf)
     exact = [jax.tree_util.keystr(path) for path, _ in pairs]
@@ -46,7 +46,7 @@ Encode = Callable[..., tuple[jax.Array, ...]]
 
 
 def whole_then_rest(encode: Encode, group: int, *vectors: jax.Array) -> tuple[jax.Array, ...]:
-    """Concatenate `encode(*vectors)` of the values that fill whole groups, and of the rest."""
+    """Encode the values that fill whole groups and the rest separately; concatenate the results."""
     size = vectors[0].size
     whole = size - size % group
     if whole in (0, size):
@@ -56,7 +56,7 @@ def whole_then_rest(encode: Encode, group: int, *vectors: jax.Array) -> tuple[ja
 
 
 def rows(vector: jax.Array, length: int) -> jax.Array:
-    """Cut the vector into rows of `length`, the last one padded with zeros."""
+    """Cut the vector into rows of `length`, and pad the last row with zeros."""
     missing = -vector.size % length
     if missing:
         vector = lax.pad(vector, vector.dtype.type(0), ((0, missing, 0),))
@@ -64,14 +64,14 @@ def rows(vector: jax.Array, length: int) -> jax.Array:
 
 
 FEW = 8
-"""Up to so many pieces may have a kernel each."""
+"""Fewer than FEW pieces have a kernel each."""
 
 
 def cut(x: jax.Array, sizes: Sequence[int], axis: int = 0) -> list[jax.Array]:
     """Cut an array into consecutive pieces of these sizes along an axis >= 0.
 
-    XLA compiles one kernel for all readers of equal pieces, but not if it knows the place of each
-    piece. Compiling a hundred leaves then took three times as long.
+    If XLA knows the start of each piece, it compiles a kernel for each piece and reader, which took
+    three times as long for a hundred leaves. So this function hides the starts on CPUs.
     """
     starts = list(itertools.accumulate(sizes, initial=0))[:-1]
     known = functools.partial(_at, starts, sizes, axis)
@@ -82,12 +82,12 @@ def cut(x: jax.Array, sizes: Sequence[int], axis: int = 0) -> list[jax.Array]:
         def places() -> list[jax.Array]:
             return [jnp.int32(start) for start in starts]
 
-        # The compiler cannot see the places through a branch.
+        # XLA cannot see the starts through a branch.
         return _at(lax.cond(x.ravel()[0] == 0, places, places), sizes, axis, x)
 
     @custom_vmap
     def batched(x: jax.Array) -> list[jax.Array]:
-        # On other platforms a branch would wait for the device.
+        # On other platforms, the host would wait for the device at the branch.
         return _platform.dependent(x, cpu=hidden, default=known)
 
     @batched.def_vmap

@@ -1,7 +1,6 @@
-"""Payloads as one uint32 buffer, so that they travel in one collective.
+"""Payloads in one uint32 buffer, so that one collective sends all of them.
 
-Payloads are bit-cast, because XLA on a CPU widens bfloat16 to float32 in collectives. Integers of
-32 bits never change.
+Payloads are bit-cast to uint32, because XLA for CPUs widens bfloat16 to float32 in collectives.
 """
 
 import functools
@@ -20,7 +19,7 @@ from fftgrad.ops import _shapes
 from fftgrad.ops._shapes import Like, PyTree
 
 VERSION = 2
-"""Version of the layout of payloads. Stored payloads name it, so that another one is refused."""
+"""Version of the layout of payloads. Readers refuse payloads stored with another version."""
 
 
 HEADER_WORDS = 1
@@ -28,9 +27,9 @@ HEADER_WORDS = 1
 
 @jax.custom_jvp
 def without_gradient(payloads: PyTree, of: PyTree) -> PyTree:
-    """Return `payloads`, and refuse to differentiate them by the values `of`.
+    """Return `payloads`, and raise an error if they are differentiated by the values `of`.
 
-    Bits have no derivative, and a gradient through a payload would silently be zero.
+    Codes have no derivative: a gradient through a payload would be zero without a warning.
     """
     del of
     return payloads
@@ -55,7 +54,7 @@ def _is_zero(tangent: object) -> bool:
 def configuration(codec: object, like: Like) -> int:
     """Return a 32-bit checksum of the codec, the shape, the dtype and the version."""
     part = repr(plain(codec)), tuple(like.shape), jnp.dtype(like.dtype).name
-    # The default repr, as of a function, contains an address that differs between processes.
+    # The default `repr`, for example of a function, has an address that differs between processes.
     text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr((VERSION, [part])))
     return zlib.crc32(text.encode())
 
@@ -65,8 +64,8 @@ def pack(
 ) -> jax.Array:
     """Return the buffer uint32[HEADER_WORDS + words of each main and side].
 
-    The header says whether all values that the worker sends are finite, and how many its codecs
-    could not represent, up to 2^30 - 1.
+    The header holds a bit, 1 if all values that the worker sends are finite, and the overflow, up
+    to 2^30 - 1.
     """
     flag = jnp.asarray(finite).astype(jnp.uint32)
     count = jnp.minimum(jnp.asarray(overflow, jnp.int32), (1 << 30) - 1)
@@ -75,7 +74,7 @@ def pack(
 
 
 def unpack(words: jax.Array, like: PyTree) -> tuple[PyTree, jax.Array, jax.Array]:
-    """Return the payloads of a buffer, shaped like `like`, the finite flag and the overflow."""
+    """Return the payloads in a buffer, with the shapes of `like`, the finite bit, the overflow."""
     overflow = lax.bitcast_convert_type(words[0], jnp.int32) >> 1
     return from_words(words[HEADER_WORDS:], like), (words[0] & 1) == 1, overflow
 
@@ -85,7 +84,7 @@ def nbytes(payloads: PyTree) -> int:
 
 
 def to_words(leaf: jax.Array) -> jax.Array:
-    """Bit-cast a leaf to words, the last one padded with zeros."""
+    """Bit-cast a leaf to words uint32; pad the last word with zeros."""
     flat: Any = leaf.ravel()
     if jnp.issubdtype(flat.dtype, jnp.complexfloating):
         flat = jnp.stack([flat.real, flat.imag], axis=-1).ravel()
@@ -96,7 +95,7 @@ def to_words(leaf: jax.Array) -> jax.Array:
 
 
 def from_words(words: jax.Array, like: PyTree) -> PyTree:
-    """Invert `to_words` for consecutive leaves, shaped like `like`."""
+    """Invert `to_words` for consecutive leaves with the shapes and dtypes of `like`."""
     leaves, structure = jax.tree.flatten(like)
     pieces = _shapes.cut(words, list(map(_words, leaves)))
     return jax.tree.unflatten(structure, map(_leaf, pieces, leaves))
