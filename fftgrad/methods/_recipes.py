@@ -204,7 +204,7 @@ def power_sgd(rank: int = 2) -> Recipe:
 
 
 def qsgd(bits: int = 4, bucket: int = 512) -> Recipe:
-    """Method: unbiased rounding to a few multiples of the norm of each bucket.
+    """Method: unbiased rounding to a few levels between minus and plus the norm of each bucket.
 
     Args:
       bits: bits per value, for 2^(bits-1) - 1 levels on each side of zero. The paper uses buckets

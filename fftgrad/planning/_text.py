@@ -54,7 +54,7 @@ def quantity(value: float, unit: str) -> str:
     rounded = float(f"{value:.3g}")
     if rounded == 0 or not math.isfinite(rounded):
         return f"{rounded:g} {unit}"
-    largest = 0 if unit == "s" else max(PREFIXES)  # nobody writes kiloseconds
+    largest = 0 if unit == "s" else max(PREFIXES)  # seconds have no prefix above 1
     thousands = min(max(math.floor(math.log10(abs(rounded)) / 3), min(PREFIXES)), largest)
     return f"{three_digits(rounded / 1000.0**thousands)} {PREFIXES[thousands]}{unit}"
 
