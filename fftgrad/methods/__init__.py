@@ -1,7 +1,7 @@
-"""Methods: published algorithms as combinations of parts.
+"""Methods: published algorithms as combinations of codec, exchange, memory and bucketing.
 
-Each method returns a `Recipe`, which `compressed_pmean` turns into a transformation. Methods named
-`scale_by_` are transformations. May import everything but `optimizers` and `tools`.
+Most methods return a `Recipe` for `compressed_pmean`. Methods named `scale_by_` return an optax
+transformation. May import everything but `optimizers` and `tools`.
 """
 
 from fftgrad.methods._fft_sparsification import (

@@ -27,9 +27,9 @@ def fft_sparsification(
     *,
     memory: Memory = NoMemory(),
 ) -> exchanges.Recipe:
-    """Method: keep the largest frequencies of the gradient, in few bits each.
+    """Method: send the largest frequencies of the gradient, in few bits each.
 
-    The paper's symbols, and the parts here:
+    Steps of the paper, and the codecs and exchanges that do them:
 
         cast to fp16            rounded before the transform          Fft(half=True)
         FFT of g                one real transform of the vector      Fft(block=None)
@@ -39,25 +39,25 @@ def fft_sparsification(
         allgather, average      one collective, one inverse FFT       AllGather
 
     Args:
-      theta: share of the frequencies dropped, 0 <= theta < 1; the paper's runs use 0.85.
-      bits: N of the range-based float; the paper's runs use 10.
-      block: length of the transformed blocks; None is the paper's, the whole gradient. Blocks of 64
-        to 256 lose less of most gradients.
-      theta_schedule: {first step: theta} that replaces `theta` from those steps on, for example
-        {0: 0.9, 20_000: 0.0}; theta 0 is a dense all-reduce. `diminishing_theta` makes one.
-      recover: thetas to fall back to, in this order, in place of a schedule: for example
-        (0.5, 0.0). Use `recover_by_loss`, or call `fg.exchanges.next_level` yourself.
-      memory: the paper has none; `ErrorFeedback()` keeps unsent values.
+      theta: θ, the share of the frequencies dropped, 0 <= θ < 1; the paper's runs use 0.85.
+      bits: N, the bits of the range-based float; the paper's runs use 10.
+      block: length of the transformed blocks; with None, the whole gradient is one block, as in the
+        paper. Blocks of 64 to 256 give a smaller error for most gradients.
+      theta_schedule: {first step: theta}, which replaces `theta` from each of these steps on, for
+        example {0: 0.9, 20_000: 0.0}. Theta 0 is a dense all-reduce. See `diminishing_theta`.
+      recover: lower thetas for training that fails, to use in this order: for example (0.5, 0.0).
+        `recover_by_loss` moves to the next one, or call `fg.exchanges.next_level` yourself.
+      memory: the memory of unsent values, such as `ErrorFeedback()`. The paper has none.
 
-    Wire: for n parameters, k = (1 - θ) n/2 complex coefficients of 2N bits, with about
-      2 + log2(1/(1 - θ)) bits for the index of each: 1.85 bits a parameter at θ = 0.85, N = 10.
+    Wire: for n parameters, k = (1 - θ) n/2 complex coefficients of 2N bits each, and about
+      2 + log2(1/(1 - θ)) bits per position: 1.85 bits per parameter at θ = 0.85, N = 10.
 
-    Claims: biased; no bound on training. The paper's proof of convergence takes θ for the relative
-      L2 error of the mean, and requires θ² <= 1/4.
+    Claims: biased; convergence is not proven. The paper's proof assumes that θ is the relative L2
+      error of the mean, and that θ² <= 1/4.
 
-    Differs from the paper: rounds to nearest in a range fitted to each payload (the paper
-      truncates, in [-1, 1]); Elias-Fano indices if smaller than a bitmap; exact selection; no
-      broadcast of the parameters every 10 steps, because replicas are bit-identical.
+    Differs from the paper: rounds to nearest in a range fitted to each payload (the paper truncates
+      in [-1, 1]); positions in Elias-Fano code if it is smaller than a bitmap; exact selection; no
+      broadcast of the parameters every 10 steps, because all workers have the same bits.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.fft_sparsification(theta=0.85), axis_name="data")
@@ -93,22 +93,22 @@ def diminishing_theta(
     steps: int,
     thetas: Sequence[float] = (0.95, 0.9, 0.85, 0.7, 0.5, 0.0),
 ) -> dict[int, float]:
-    """Function: a schedule of theta that falls with the learning rate, θ_t² = L η_t.
+    """Function: compute a schedule of theta that falls with the learning rate, θ_t² = L η_t.
 
-    The FFT paper proves convergence under that condition. Each step takes the largest of a few
-    static thetas with θ² <= L η_t, so that one program contains all of them.
+    The FFT paper proves convergence under this condition. Each step uses the largest θ of `thetas`
+    with θ² <= L η_t. A few static thetas fit into one compiled program.
 
     Args:
-      learning_rate: η, a number or an optax schedule. It is evaluated for all steps at once.
+      learning_rate: η, a number or an optax schedule, which is evaluated under `jax.vmap`.
       smoothness: L, the Lipschitz constant of the gradient; in practice θ_0² / η_0.
       steps: number of steps of the schedule.
-      thetas: the choices, in [0, 1); 0, a dense all-reduce, is always among them.
+      thetas: values to choose from, in [0, 1). 0, a dense all-reduce, is always added.
 
     Returns:
       {first step: theta}, for `methods.fft_sparsification(theta_schedule=...)`.
 
-    Differs from the paper: its proof takes θ for a relative error. Here, as in its experiments, θ
-      is the share of frequencies dropped.
+    Differs from the paper: in the paper's proof, θ is a relative error. Here and in the paper's
+      experiments, θ is the share of frequencies dropped.
 
     Example:
       >>> import optax
@@ -137,15 +137,15 @@ def diminishing_theta(
 
 
 NONE = float(jnp.finfo(jnp.float32).max)
-"""Loss before the first step. An infinity would stop a good step under `jax_debug_infs`."""
+"""Loss before the first step. It is finite, because `jax_debug_infs` raises for infinities."""
 
 
 class RecoverByLossState(NamedTuple):
     """State of `recover_by_loss`."""
 
     inner: CompressedPmeanState  # with the level of each `Ladder`
-    loss: jax.Array  # smoothed; `NONE` before the first step
-    best: jax.Array  # least smoothed loss since the level was reached
+    loss: jax.Array  # smoothed loss; `NONE` before the first step of a level
+    best: jax.Array  # least smoothed loss at this level
 
 
 def recover_by_loss(
@@ -157,23 +157,23 @@ def recover_by_loss(
 ) -> optax.GradientTransformationExtraArgs:
     """Transformation: move to the next level of a `Ladder` if the loss rises, and never back.
 
-    After a step the level rises by one in two cases: the smoothed mean loss exceeds (1 + tolerance)
-    times its least value at this level, or the loss is not finite. Skipped steps do not count.
+    The level rises by one after a step if the smoothed mean loss exceeds (1 + tolerance) times its
+    least value at this level, or if the loss is not finite. Bad steps are ignored.
 
     Args:
       tx: `compressed_pmean` with a `Ladder`, such as
         `fg.methods.fft_sparsification(recover=(0.5, 0.0))`.
-      tolerance: relative rise of the loss that is tolerated, 0.1 for a tenth.
-      smoothing: weight of the past in the smoothed loss.
+      tolerance: relative rise of the loss that is tolerated: 0.1 means 10 %.
+      smoothing: decay of the exponential average of the loss.
       axis_name: the axis, or axes, of the workers.
 
     Returns:
       A transformation whose `update(grads, state, params, value=loss)` takes the loss of the
       worker, or the mean over the workers.
 
-    Wire: that of `tx`, and 4 bytes for the mean of the loss.
+    Wire: bytes of `tx`, and 4 bytes for the mean loss.
 
-    Differs from the paper: it recovers a failed run by a lower theta, but gives no rule when.
+    Differs from the paper: the paper lowers theta if a run fails, but gives no rule for when.
 
     Example:
       >>> method = fg.methods.fft_sparsification(theta=0.9, recover=(0.5, 0.0))

@@ -1,6 +1,6 @@
-"""Published methods that are combinations of parts, one function each.
+"""Published methods as recipes, one function each.
 
-Differences from the papers that belong to a codec or an exchange are listed there.
+The docstrings of codecs and exchanges list their own differences from the papers.
 """
 
 import math
@@ -16,12 +16,12 @@ from fftgrad.memories import ErrorFeedback, MomentumCorrection
 
 
 def acp_sgd(rank: int = 4) -> Recipe:
-    """Method: two thin factors of each matrix, one of them sent per step, with error feedback.
+    """Method: send one of two thin factors of each matrix per step, in turn, with error feedback.
 
     Args:
       rank: columns of a factor; the paper uses 4 for ResNets and 32 for BERT.
 
-    Wire: about 2 · rank · (rows + columns) bytes a matrix, 4 a dense value, in one all-reduce.
+    Wire: about 2 · rank · (rows + columns) bytes per matrix, 4 per dense value, in one all-reduce.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.acp_sgd(rank=4), axis_name="data")
@@ -34,8 +34,6 @@ def acp_sgd(rank: int = 4) -> Recipe:
 
 @value
 class AdaCompRule:
-    """Rule: bin sizes of convolutions (more than two axes) and of other leaves."""
-
     conv_bin: int
     bin_size: int
     per_bin: float
@@ -46,14 +44,14 @@ class AdaCompRule:
 
 
 def adacomp(conv_bin: int = 50, bin_size: int = 500, per_bin: float = 4.0) -> Recipe:
-    """Method: in each bin, send values that a repeated gradient would lift above the bin's maximum.
+    """Method: send values that would exceed their bin's maximum if the gradient came once more.
 
     Args:
       conv_bin: values per bin of leaves with more than two axes.
       bin_size: values per bin of all other leaves.
       per_bin: capacity of the message, in values per bin on average; see `AdaComp`.
 
-    Wire: for bins of 500 and a capacity of 4: 0.08 bits a value; for bins of 50, 0.53.
+    Wire: with the default capacity, 0.08 bits per value for bins of 500, and 0.53 for bins of 50.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.adacomp(), axis_name="data")
@@ -87,24 +85,26 @@ class LargestOfTiles:
 def demo(k: int = 32, block: int = 64, decay: float = 0.999) -> Recipe:
     """Method: send the largest DCT coefficients of each worker's momentum, for sign descent.
 
-        D = decay · D + g,   C = DCT of D by tiles,   q = the k largest of each tile,
+    With D the momentum of a worker, and IDCT the inverse DCT,
+
+        D = decay · D + g,   C = DCT of D by tiles,   q = the k largest C of each tile,
         D = D - IDCT(q),     update = sign(IDCT(mean q)).
 
-    The momentum is the residual of error feedback with a decay, so it differs between the workers.
+    The momentum D is the residual of error feedback with decay, so it differs between the workers.
 
     Args:
-      k: coefficients sent of each tile; the authors' runs use 32 of 4096, or 8 for 85x fewer bytes.
-      block: largest side of a tile; a leaf of one axis has tiles of `block` values.
-      decay: of the momentum.
+      k: coefficients sent per tile; the authors' runs use 32 of 4096, or 8 for 85x fewer bytes.
+      block: largest side of a tile; a leaf with one axis has tiles of `block` values.
+      decay: decay of the momentum per step.
 
     Returns:
-      A `Recipe`. Chain `optax.scale_by_sign()` and `optax.scale(-rate)` after its mean.
+      A `Recipe`. Chain `optax.scale_by_sign()` and `optax.scale(-rate)` after `compressed_pmean`.
 
-    Wire: k (32 + 9) bits a tile of 4096 for k = 32; the authors' code takes 96.
+    Wire: for k = 32, k (32 + 9) bits per tile of 4096; the authors' code sends 96 k bits.
 
     Differs from the paper: the mean is over all workers; the authors' code divides by the number of
-      workers that sent a coefficient. Axes are padded to whole tiles. The learning rate does not
-      enter the momentum; a constant rate makes no difference to sign descent.
+      workers that sent a coefficient. Axes are padded to whole tiles. The momentum does not include
+      the learning rate, which makes no difference to sign descent at a constant rate.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.demo(k=32), axis_name="data")
@@ -117,8 +117,6 @@ def demo(k: int = 32, block: int = 64, decay: float = 0.999) -> Recipe:
 
 @value
 class DgcRule:
-    """Rule: top-k of each leaf with more than one axis; other leaves dense."""
-
     fraction: float
 
     def __call__(self, name: str, like: Like) -> Codec:
@@ -137,20 +135,20 @@ def dgc(
 
     Args:
       fraction: share of each layer that is sent after the warm-up.
-      momentum: of `MomentumCorrection`; the optimizer behind it must have none.
+      momentum: momentum of `MomentumCorrection`. It replaces the optimizer's momentum.
       nesterov: True for Nesterov's momentum.
-      warm_up: shares during the warm-up, each for an equal part of it.
-      warm_up_steps: length of the warm-up, four epochs in the paper; 0 for none.
+      warm_up: shares during the warm-up, each for an equal number of steps.
+      warm_up_steps: length of the warm-up, four epochs in the paper; 0 for no warm-up.
 
     Returns:
       A `Recipe`, for an optimizer without momentum. The paper clips each worker's gradient first:
       put `fg.training.clip_by_local_norm(max_norm / workers**0.5)` before `compressed_pmean`.
 
-    Wire: fraction · n (34 + log2(1/fraction)) bits; 4 bytes a value for leaves of one axis.
+    Wire: fraction · n (34 + log2(1/fraction)) bits; 4 bytes per value of leaves with one axis.
 
     Differs from the paper: a leaf whose non-zero values are all sent keeps its velocity. Selection
-      is exact; the paper takes the threshold of a sample. The optimizer applies the weight decay.
-      Leaves of one axis travel dense in the same collective.
+      is exact; the paper estimates the threshold from a sample. The optimizer applies the weight
+      decay. Leaves with one axis are sent uncompressed in the same collective.
 
     Example:
       >>> method = fg.methods.dgc(fraction=0.01, warm_up_steps=400)
@@ -171,13 +169,13 @@ def eden(bits: int = 1, block: int = 4096) -> Recipe:
     """Method: rotate at random, round to the best levels for a normal distribution, and rescale.
 
     Args:
-      bits: width of a code, 1 to 6; one bit is DRIVE.
-      block: values rotated together, a power of two.
+      bits: bits per value, 1 to 6; with 1 it is DRIVE.
+      block: number of values rotated together, a power of two.
 
-    Wire: n · bits / 8 + 4n / block bytes.
+    Wire: n · bits / 8 + 4n / block bytes for n values.
 
-    Differs from the paper: rotates blocks instead of whole vectors. All workers rotate equally, so
-      that one inverse rotation serves all. Errors of similar gradients then average out less.
+    Differs from the paper: blocks are rotated instead of whole vectors. All workers use the same
+      rotation, so one inverse rotation is enough. Errors of similar gradients then cancel less.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.eden(bits=2), axis_name="data")
@@ -194,7 +192,7 @@ def power_sgd(rank: int = 2) -> Recipe:
     Args:
       rank: columns of a factor.
 
-    Wire: 4 · rank · (rows + columns) bytes a matrix, 4 a dense value, in two all-reduces.
+    Wire: 4 · rank · (rows + columns) bytes per matrix, 4 per dense value, in two all-reduces.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.power_sgd(rank=2), axis_name="data")
@@ -206,14 +204,14 @@ def power_sgd(rank: int = 2) -> Recipe:
 
 
 def qsgd(bits: int = 4, bucket: int = 512) -> Recipe:
-    """Method: unbiased rounding of the gradient to a few levels per bucket.
+    """Method: unbiased rounding to a few levels between minus and plus the norm of each bucket.
 
     Args:
-      bits: width of a code; s = 2^(bits-1) - 1 levels on each side of zero. The paper uses buckets
+      bits: bits per value, for 2^(bits-1) - 1 levels on each side of zero. The paper uses buckets
         of 512 with 4 bits; the FFT paper compares with 3 bits.
-      bucket: values per norm.
+      bucket: number of values that share a norm.
 
-    Wire: n · bits / 8 + 4n / bucket bytes.
+    Wire: n · bits / 8 + 4n / bucket bytes for n values.
 
     Claims: unbiased.
 
@@ -227,12 +225,12 @@ def qsgd(bits: int = 4, bucket: int = 512) -> Recipe:
 
 
 def random_k(fraction: float = 0.01) -> Recipe:
-    """Method: values at random positions, equal on all workers, in one all-reduce, with feedback.
+    """Method: values at random positions, the same on all workers, with error feedback.
 
     Args:
       fraction: share of the values sent, k = ceil(fraction · n).
 
-    Wire: 4k bytes in one all-reduce, no indices.
+    Wire: 4k bytes in one all-reduce; no positions are sent.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.random_k(fraction=0.01), axis_name="data")
@@ -245,8 +243,6 @@ def random_k(fraction: float = 0.01) -> Recipe:
 
 @value
 class RedSyncRule:
-    """Rule: dense, top-k or threshold search, by the bytes of a leaf."""
-
     fraction: float
     quantize: bool = False
     output: tuple[str, ...] = ()
@@ -260,7 +256,7 @@ class RedSyncRule:
             return Identity()
         small = size < self.trimmed_below
         if self.quantize and not any(word in name for word in self.output):
-            # A threshold of one sign does not fit the other, so none is reused.
+            # No reuse, because the next step needs a threshold for the other sign.
             search = "exact" if small else "binary"
             return chain(
                 codecs.AlternatingSign(), Threshold(self.fraction, search), codecs.MeanMagnitude()
@@ -284,37 +280,37 @@ def redsync(
 ) -> Recipe:
     """Method: residual gradient compression, with a selection that suits the size of each layer.
 
-        below 128 KB     all values
-        to 4 MB          the k largest: `TopK`
-        above            k to 2k values above a threshold, found by binary search and
+        below 128 KiB    all values
+        below 4 MiB      the k largest: `TopK`
+        others           k to 2k values above a threshold, found by binary search and
                          used for 5 steps: `Threshold(reuse=5)`
 
-    With `quantize`, steps select positive and negative values in turn, and their mean replaces all
-    of them: `AlternatingSign`, `Threshold` (exact below 4 MB), `MeanMagnitude`.
+    With `quantize`, steps select positive and negative values in turn, and send the mean of the
+    selected values instead of each: `AlternatingSign`, `Threshold`, `MeanMagnitude`.
 
     Args:
-      fraction: share of each layer that is sent; the paper's 0.1 %.
-      momentum: of `MomentumCorrection`; the optimizer behind it must have none.
+      fraction: share of each layer that is sent; the default is the paper's.
+      momentum: momentum of `MomentumCorrection`. It replaces the optimizer's momentum.
       nesterov: True for Nesterov's momentum.
-      quantize: True to send one mean instead of values.
+      quantize: True to send the mean of the selected values.
       output: words in the paths of the output layer's leaves, which are not quantized.
-      dense_below: bytes below which a layer travels dense.
-      trimmed_below: bytes below which a layer is selected by top-k.
+      dense_below: bytes below which a layer is not compressed.
+      trimmed_below: bytes below which top-k selects the values of a layer.
       reuse: number of steps that use the same threshold.
-      warm_up_steps: number of first steps that send everything dense, in an all-reduce.
+      warm_up_steps: number of first steps without compression, in an all-reduce.
 
     Returns:
       A `Recipe`, for an optimizer without momentum. The paper clips gradients first, as for `dgc`.
 
-    Wire: one all-gather for all layers. Top-k: 34 + log2(1/fraction) bits a value. Threshold: a
-      message of fixed capacity 2k that carries its true length. Values beyond the capacity stay in
-      the residual and are counted (`CompressedPmeanState.overflow`). Quantized: positions and 4
-      bytes a layer. If most layers are dense, a dense all-reduce sends less (`fg.link_bytes`).
+    Wire: one all-gather for all layers. Top-k: 34 + log2(1/fraction) bits per value sent.
+      Threshold: a message with room for 2k values, which includes the actual number. Values beyond
+      2k stay in the residual, and `CompressedPmeanState.overflow` counts them. Quantized: positions
+      and 4 bytes per layer. If most layers are small, a dense all-reduce may send less.
 
     Differs from the paper: if more than 2k values exceed a reused threshold, a new one is searched.
       Sparse gradients keep their velocity, and the error of the mean stays in the residual
       (`MomentumCorrection`). The full text was not available: sizes, reuse and alternating signs
-      follow the abstract and published code by others.
+      follow the abstract and code that others published.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.redsync(fraction=0.001), axis_name="data")
@@ -344,7 +340,7 @@ class ScaleComRule:
         return chain(self.transform, TopK(fraction=1 / chunk) if self.exact else ChunkTopK(chunk))
 
     def _chunk(self, name: str) -> int:
-        """Choose a smaller chunk for elements with more work per byte of exchange."""
+        """Choose a smaller chunk if a gradient value takes more floating-point operations."""
         for word, flops in self.flops:
             if word in name:
                 return 25 if flops >= 196 else 50 if flops >= 128 else 400
@@ -361,25 +357,27 @@ def scalecom(
     exact: bool = False,
     warm_up_steps: int = 0,
 ) -> Recipe:
-    """Method: in each step one worker chooses the positions whose values an all-reduce sums.
+    """Method: the workers take turns to choose the positions of the values that all workers send.
 
-        p_i = m_i + g_i,   I = the largest of p_leader in each chunk, leader = t mod w
-        send p_i at I;     m_i' = m_i + u (g_i - sent_i);     apply mean sent.
+    In step t, worker i has the gradient g_i and the residual m_i. The leader is worker t mod w:
+
+        p_i = m_i + g_i,   I = the largest of p_leader in each chunk,
+        send p_i at I;     m_i' = m_i + beta (g_i - sent_i);     apply mean sent.
 
     Args:
-      chunk: values per chunk, of which the largest is sent.
-      beta: u, the weight of a step's error in the residual; 0.1 for large batches, else 1.
-      flops: {word in a leaf's path: floating-point operations per element of its gradient}. Such a
-        leaf gets the paper's chunk: 25 from 196 on, 50 from 128 on, else 400.
-      dense: words in the paths of leaves that travel dense; in the paper, the first layer.
+      chunk: number of values per chunk, of which the leader chooses the largest.
+      beta: weight of a step's error in the residual; use 0.1 for large batches, else 1.
+      flops: {word in a leaf's path: floating-point operations per value of its gradient}. Such a
+        leaf gets the paper's chunk: 25 for at least 196 operations, 50 for at least 128, else 400.
+      dense: words in the paths of leaves that are not compressed; in the paper, the first layer.
       transform: a linear transform before the selection, for example `Fft(block=64)`.
-      exact: True to select the k largest of the leaf instead, with Elias-Fano indices.
-      warm_up_steps: number of first steps that send everything dense; 1 to 5 epochs in the paper.
+      exact: True to select the k largest values of the whole leaf instead.
+      warm_up_steps: number of first steps without compression; 1 to 5 epochs in the paper.
 
-    Wire: n / chunk · (32 + log2(chunk)) bits in all-reduces.
+    Wire: n / chunk · (32 + log2(chunk)) bits for n values, in all-reduces.
 
-    Differs from the paper: leaves no longer than a chunk travel dense. Chunks by FLOPs are those of
-      32 samples a worker. Transforms and exact selection are ours.
+    Differs from the paper: leaves no longer than a chunk are not compressed. Chunks by `flops` are
+      those of 32 samples per worker. The paper has no transforms and no exact selection.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.scalecom(chunk=100, beta=0.1), axis_name="data")
@@ -395,14 +393,16 @@ def scalecom(
 
 
 def sign_sgd() -> Recipe:
-    """Method: signs and one mean magnitude, with error feedback.
+    """Method: send signs and one mean magnitude, with error feedback.
+
+    For each leaf of d values, with residual e and gradient g,
 
         p = e + g,   Δ = (||p||₁ / d) sign(p),   e' = p - Δ,   apply mean Δ.
 
-    Wire: 1 bit a value and 4 bytes a part.
+    Wire: 1 bit per value and 4 bytes per leaf.
 
-    Differs from the paper: the paper has p = lr · g + e. Here e is in units of the gradient, and
-      the optimizer applies the learning rate. If it falls, the residual is applied at the new rate.
+    Differs from the paper: the residual does not include the learning rate; the paper has
+      p = lr · g + e. If the learning rate falls, the residual is applied at the new rate.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.sign_sgd(), axis_name="data")
@@ -421,10 +421,10 @@ def terngrad(
     Args:
       clip: bound of the values, in standard deviations of the layer; None does not clip.
       dense: words in the paths of leaves that are not quantized; in the paper, the last layer.
-      workers: None for an all-gather. If given, the number of workers, which then share a scale and
-        sum their codes by an all-reduce (`QuantizedAllReduce`); `dense` must then be empty.
+      workers: number of workers, to use one scale for all workers and add the codes in an
+        all-reduce (`QuantizedAllReduce`); `dense` must then be empty. None for an all-gather.
 
-    Wire: 1.6 bits a value and 4 bytes a layer; 4.6 bits a value in an all-reduce of 8 workers.
+    Wire: 1.6 bits per value and 4 bytes per layer; with `workers=8`, 4.6 bits per value.
 
     Claims: unbiased without clipping.
 
@@ -450,17 +450,17 @@ def top_k(
     transform: Codec = Identity(),
     memory: Memory = ErrorFeedback(),
 ) -> Recipe:
-    """Method: the largest values of the gradient, with error feedback.
+    """Method: send the largest values of the gradient g plus the residual e.
 
         a = e + g,   s = the k largest of a,   e' = a - s,   apply mean s.
 
     Args:
-      fraction: share of the values sent, k = ceil(fraction · n).
-      bits: width of a value sent, by `LogQuantizer`; None sends float32, as the papers do.
+      fraction: share of the n values sent, k = ceil(fraction · n).
+      bits: bits per value sent, by `LogQuantizer`; None sends float32, as in the papers.
       transform: a linear transform before the selection, such as `Dct(block=64)`.
-      memory: of unsent values. The default is the paper's, without decay.
+      memory: the memory of unsent values. The default is the papers', without decay.
 
-    Wire: k (32 + 2 + log2(1/fraction)) bits, or `bits` instead of 32.
+    Wire: k (32 + 2 + log2(1/fraction)) bits, with `bits` in place of 32 if given.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.top_k(fraction=0.01), axis_name="data")

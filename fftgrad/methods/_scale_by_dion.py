@@ -22,8 +22,8 @@ ADAM = optax.scale_by_adam()
 class DionState(NamedTuple):
     """State of `scale_by_dion`."""
 
-    pmean: CompressedPmeanState  # the factors, and each worker's momentum, which is its residual
-    others: optax.OptState  # of other leaves, equal on all workers
+    pmean: CompressedPmeanState  # factors Q; each worker's momentum, stored as its residual
+    others: optax.OptState  # optimizer state of all other leaves, equal on all workers
 
 
 def scale_by_dion(
@@ -34,26 +34,26 @@ def scale_by_dion(
     dense: tuple[str, ...] = (),
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Method: a momentum on each worker, and an orthonormal update from its low-rank mean.
+    """Method: a momentum on each worker, and an orthonormal update from their low-rank mean.
 
-    For the gradient G_i of a matrix on worker i, its momentum M_i and the shared factor Q:
+    For each matrix, worker i has a gradient G_i and a momentum M_i. All workers share a factor Q:
 
         M_i = M_i + G_i,   P = orthonormal(mean M_i Q),   R = mean M_iᵀ P,
         M_i = M_i - (1 - decay) P Rᵀ,   Q = R with columns of length one,
         update = √(out / in) P Qᵀ.
 
-    The last axis of a kernel is `out`, as in JAX's layers, where y = x W. The product of all others
-    is `in`, so that of a convolution includes its window. The authors' weights are (out, in).
+    `out` is the last axis of a kernel, as in JAX's layers, where y = x W. `in` is the product of
+    all other axes, including the window of a convolution.
 
-    A column of zeros in R is one in the update, and Q keeps its previous column. Some leaves are
-    averaged in float32, in the first of the two all-reduces, and updated by `others`: vectors,
-    small matrices that `PowerSgd` would leave dense, and leaves named by `dense`. The momentum is
-    the residual of error feedback, so it differs between the workers.
+    If a column of R is zero, Q keeps its previous column. The optimizer `others` updates vectors,
+    matrices too small for `PowerSgd` to compress, and the leaves named by `dense`. The gradients of
+    these leaves are averaged in float32. The momentum is the residual of error feedback, so it
+    differs between the workers.
 
     Args:
-      rank: columns of P and Q.
-      decay: μ, the share of P Rᵀ that stays in the momentum.
-      others: the optimizer of all other leaves, for the same learning rate.
+      rank: number of columns of P and Q.
+      decay: the share of P Rᵀ that stays in the momentum; μ in the paper.
+      others: the optimizer of all other leaves; it uses the same learning rate.
       dense: words in the paths of leaves for `others`. Name embeddings and the last layer, for
         which matrix updates worked poorly in the paper.
       axis_name: the axis of the workers.
@@ -62,16 +62,16 @@ def scale_by_dion(
       An optax transformation whose updates are directions. Chain `optax.add_decayed_weights` and
       `optax.scale_by_learning_rate` after it.
 
-    Wire: 4 · rank · (rows + columns) bytes a matrix and 4 bytes for each value of other leaves, in
-      two all-reduces, for any number of workers.
+    Wire: 4 · rank · (rows + columns) bytes per matrix and 4 bytes per value of other leaves, in two
+      all-reduces, for any number of workers.
 
-    Claims: a step with a non-finite value gives an update of NaN and leaves the state unchanged.
+    Claims: the update of a bad step is NaN, and the state stays unchanged.
 
-    Differs from the paper: the orthonormal factor P belongs to `in`, because the kernel is the
-      transpose of the authors' weight. A later version of their code orthonormalizes the factor of
-      the longer side, which is P only if in > out. Arrays of more axes become matrices. A matrix
-      that a factorization would not shrink is updated by `others`. If a parameter is sharded over
-      another axis, each shard is a matrix of its own.
+    Differs from the paper: the orthonormal factor P has `in` rows, because a kernel is the
+      transpose of the authors' weight. A later version of their code orthonormalizes the factor
+      with more rows, which is P only if in > out. Arrays with more than two axes become matrices.
+      `others` updates matrices that a factorization would not shrink. If a parameter is sharded
+      over another axis, each shard is a matrix of its own.
 
     Example:
       >>> import optax
@@ -88,7 +88,7 @@ def scale_by_dion(
     directions: Any = compressed_pmean(exchange, ErrorFeedback(), axis_name=axis_name)
 
     def is_other(name: str, leaf: Like) -> bool:
-        too_long = math.prod(leaf.shape) > _bucketing.BUCKET_LIMIT  # split into pieces
+        too_long = math.prod(leaf.shape) > _bucketing.BUCKET_LIMIT  # the exchange would split it
         return exchange.is_named(name) or too_long or _low_rank.matrix_shape(leaf, rank) is None
 
     def of_others(tree: PyTree) -> PyTree:
@@ -104,7 +104,7 @@ def scale_by_dion(
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, DionState]:
-        # Widened, because the momentum must not keep the rounding error of a direction.
+        # In float32, so that the rounding error of a direction does not enter the momentum.
         found, pmean = directions.update(widened(updates), state.pmean, params, **extra)
         found, moved = beside.update(found, state.others, params, **extra)
         finite = pmean.skipped == state.pmean.skipped
@@ -117,9 +117,9 @@ def scale_by_dion(
 
 @value
 class Directions(Exchange):
-    """Exchange: the direction of each matrix instead of its mean.
+    """Exchange: returns the update direction of each matrix instead of the mean.
 
-    The momentum is the residual of `ErrorFeedback`. The error of x is the next momentum.
+    `x` is the momentum, and its `error` is the momentum of the next step.
     """
 
     rank: int
@@ -159,7 +159,7 @@ class Directions(Exchange):
         )
 
     def _flat(self, x: PyTree) -> list[jax.Array]:
-        """Return the parts; flatten the named ones, so that they are not matrices."""
+        """Return the parts. Flatten the leaves named by `dense`, so that they are not matrices."""
         parts = _parts.parts_of(x)
         return [part.value.ravel() if self.is_named(part.name) else part.value for part in parts]
 

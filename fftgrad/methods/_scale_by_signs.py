@@ -20,7 +20,7 @@ from fftgrad.training._pmean import compressed_pmean
 def scale_by_majority_vote(
     *, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:
-    """Method: one-bit votes of all workers on the sign of each parameter's update.
+    """Method: each worker votes with one bit on the sign of each parameter's update.
 
         update = sign(Σ_i sign(g_i)),   0 in a tie.
 
@@ -30,11 +30,11 @@ def scale_by_majority_vote(
     Returns:
       An optax transformation whose updates are -1, 0 and 1. Chain `optax.scale(-lr)` after it.
 
-    Wire: 1 bit a value and 8 bytes.
+    Wire: 1 bit per value and 8 bytes in total.
 
-    Claims: biased; no memory. A gradient of zero votes +1, because one bit has no zero.
+    Claims: biased; no memory. A gradient of zero votes +1, because one bit cannot encode zero.
 
-    Differs from the paper: all workers gather the votes and count them, without a server.
+    Differs from the paper: there is no server. Each worker gathers all votes and counts them.
 
     Raises:
       ValueError: while tracing, if `update` gets a `weight`.
@@ -52,13 +52,13 @@ def scale_by_majority_vote(
     ) -> tuple[optax.Updates, Any]:
         del params
         refuse_weight("scale_by_majority_vote", extra.get("weight"), *ONE_VOTE)
-        # Zeros vote too, so that all votes have one magnitude; g - g keeps a NaN or an infinity.
+        # Zeros vote +1, so that all magnitudes are 1. g - g makes the vote NaN if g is not finite.
         own = jax.tree.map(lambda g: jnp.where(g < 0, -1.0, 1.0).astype(g.dtype) + (g - g), updates)
         return own, state
 
     def count(updates: optax.Updates, params: Any = None) -> optax.Updates:
         del params
-        # A mean of less than half a vote is a tie, whatever its rounding.
+        # Without rounding, the mean of a tie is 0 and any other mean is at least 1 / workers.
         tie = 0.5 / _axes.size(axis_name)
         return jax.tree.map(lambda m: jnp.where(jnp.abs(m) < tie, 0, jnp.sign(m)), updates)
 
@@ -91,11 +91,10 @@ def scale_by_one_bit_adam(
     bucketing: Bucketing = Bucketing(),
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Method: Adam, then Adam with a frozen second moment and a momentum in one bit a value.
+    """Method: Adam for T steps, then Adam with a fixed second moment and a momentum of one bit.
 
-    During T steps of warm-up the gradients are averaged dense, and this is Adam. After that, v
-    stays v_T, and only the momentum travels. It is compressed on the way to the owner of each shard
-    and on the way back, each time with error feedback:
+    During T warm-up steps, this is Adam on dense gradients. After that, the second moment stays
+    v_T, and only the momentum is exchanged, in `TwoStage` with error feedback in both stages:
 
         m_i = b1 m + (1 - b1) g_i,   m' = two-stage mean of 1-bit (m_i + error),   update m' / √v_T.
 
@@ -105,18 +104,19 @@ def scale_by_one_bit_adam(
       b1: decay of the momentum.
       b2: decay of the second moment.
       eps: added to √v.
-      bucketing: the leaves that share a magnitude; see `Bucketing`.
+      bucketing: the leaves that share magnitudes; see `Bucketing`.
       axis_name: the axis of the workers.
 
     Returns:
-      A transformation in place of `optax.scale_by_adam`. Chain `optax.scale(-lr)` after it.
+      A transformation to replace `optax.scale_by_adam`. Chain `optax.scale(-lr)` after it.
 
-    Wire: 4n bytes a step during warm-up, then 1 bit a value in each of the two stages.
+    Wire: 4 bytes per value and step during warm-up, then 1 bit per value in each of two stages.
 
-    Claims: both errors are fed back. A bad step has a non-finite update and keeps the moments.
+    Claims: both stages have error feedback. The update of a bad step is not finite; the moments
+      stay unchanged.
 
-    Differs from the paper: one magnitude for each shard of a part, where the paper has one in all.
-      Adam's bias correction stays, with that of v frozen at T, so that the step size does not jump.
+    Differs from the paper: each shard of a part has its own magnitude; the paper has one in all.
+      Adam's bias correction continues for m and stays fixed for v, so the step size does not jump.
 
     Example:
       >>> import optax
@@ -149,7 +149,7 @@ def scale_by_one_bit_adam(
     ) -> tuple[optax.Updates, Any]:
         del params
         grads: Any = optax.tree.cast(updates, jnp.float32)
-        # Weighted before the momentum, whose old value is equal on all workers.
+        # Weight the gradients, not the momentum: its old value is equal on all workers.
         grads = weighted(grads, extra.get("weight"), axis_name)
 
         def warm_up(grads: PyTree, state: OneBitAdamState) -> Any:
@@ -173,7 +173,7 @@ def scale_by_one_bit_adam(
         def step(m: jax.Array, v: jax.Array, g: jax.Array) -> jax.Array:
             return (m / first / (jnp.sqrt(v / second) + eps)).astype(g.dtype)
 
-        # The update of a bad step is not finite. Its moments are dropped, and it is not counted.
+        # A bad step changes neither the moments nor the count of steps.
         kept_mu, kept_nu = optax.tree.where(fine, (mu, nu), (state.mu, state.nu))
         kept = jnp.where(fine, count, state.step)
         state = state._replace(step=kept, mu=kept_mu, nu=kept_nu)

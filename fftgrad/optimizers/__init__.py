@@ -1,4 +1,4 @@
-"""Whole optimizers, as `optax.adam` is: chain nothing after them.
+"""Complete optimizers with a learning rate, like `optax.adam`. Chain nothing after them.
 
 May import everything but `tools`.
 """

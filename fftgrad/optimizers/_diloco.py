@@ -1,4 +1,4 @@
-"""Optimizers with local steps and an outer optimizer of the averaged change."""
+"""Optimizers with local steps, and an outer optimizer that applies the mean change."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -29,10 +29,10 @@ class DilocoState(NamedTuple):
     """State of `diloco`."""
 
     step: jax.Array  # number of inner steps, int32, equal on all workers
-    anchor: optax.Params  # after the last outer step, the same bits on all workers
+    anchor: optax.Params  # parameters after the last outer step, the same bits on all workers
     inner: PerWorker  # state of the inner optimizer
-    outer: tuple[optax.OptState, ...]  # of each fragment, equal on all workers
-    pmean: tuple[CompressedPmeanState, ...]  # of each fragment
+    outer: tuple[optax.OptState, ...]  # outer state of each fragment, equal on all workers
+    pmean: tuple[CompressedPmeanState, ...]  # exchange state of each fragment
     skipped: PerWorker  # number of inner steps of this worker that were not finite, int32
 
 
@@ -49,60 +49,60 @@ def diloco(
     allow_masked: bool = False,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Optimizer: local steps on each worker, and every H steps a compressed mean of their changes.
+    """Optimizer: local steps on each worker, then a compressed mean of the workers' changes.
 
-    With θ the parameters of a worker and θ̄ those after the last outer step, H times
+    Let θ be the parameters of a worker, and θ̄ the anchor, which is equal on all workers. Each
+    worker takes H local steps
 
-        θ ← θ + inner(∇f(θ)),
+        θ ← θ + inner(∇f(θ)).
 
-    then, with C the compressed mean with its memory,
+    Then all workers take an outer step. C averages the changes, compressed and with memory:
 
         θ̄ ← θ̄ + outer(C(θ̄ - θ)),   θ ← θ̄.
 
-    It is a whole optimizer, and its `update` needs `params`. Pass, for example,
-    `optax.adamw(3e-4)` as inner and `optax.sgd(1.0)` as outer. The paper's outer,
+    It is a whole optimizer: chain nothing after it, and pass `params` to `update`. Start with
+    `optax.adamw(3e-4)` as inner and `optax.sgd(1.0)` as outer. The paper's outer optimizer,
     `optax.sgd(0.7, momentum=0.9, nesterov=True)`, is for uncompressed changes. Error feedback acts
-    as momentum too, and with a sparse codec both together diverged (docs/results/islands.md).
-    `sparse_loco` is SparseLoCo.
+    like momentum. With a sparse codec, runs with both diverged (docs/results/islands.md).
 
-    *Streaming.* With P fragments, the workers exchange another P-th of the rows of every leaf every
-    H/P steps. The whole model never travels at once. With an overlap of τ steps, the exchange runs
-    in the next inner step and moves `anchor` there. The parameters change τ inner steps after they
-    were sent, θ ← α θ + (1 - α) θ̄, so a worker keeps the share α of its progress in between. With
-    `fragments=sync_every` too, every step runs one exchange of the same number of bytes, outside of
-    `lax.cond`. Then a compiler can overlap it with the backward pass.
+    *Streaming.* With P fragments, the workers exchange one fragment every H/P steps: a P-th of the
+    rows of every leaf. The whole model never travels at once. With an overlap of τ steps, the
+    exchange runs in the next inner step and updates `anchor` there. The parameters follow τ inner
+    steps after the worker sent them, θ ← α θ + (1 - α) θ̄, so the worker keeps a share α of its
+    progress since then. If also `fragments=sync_every`, every step exchanges the same number of
+    bytes, outside of `lax.cond`. XLA can then overlap the exchange with the backward pass.
 
         outer = optax.sgd(1.0)
         fg.optimizers.diloco(adamw, outer, 30, fragments=30, overlap_steps=1, mixing=0.5)
 
-    For fragments by depth, or different intervals, put several `diloco` into one `optax.partition`,
-    each with its own `sync_every` and `allow_masked=True`. Each `inner` then sees only its leaves.
+    For different intervals for different layers, put several `diloco` into one `optax.partition`,
+    each with its own `sync_every` and with `allow_masked=True`.
 
-    Between two outer steps the parameters differ between the workers. Under `jax.shard_map` they
-    need a leading axis of workers, like the inner state. Evaluate and save `state.anchor`: after an
-    outer step, without fragments and overlap, the parameters equal it up to one rounding. A program
-    with `check_vma=False` that saves the parameters as replicated saves those of one worker.
+    Between two outer steps the parameters differ between the workers. Under `jax.shard_map`, give
+    the parameters a leading axis of workers. Evaluate and save `state.anchor`. With
+    `check_vma=False`, JAX does not detect parameters that are declared replicated, and saves those
+    of one worker. Without fragments and overlap, the parameters after an outer step equal
+    `state.anchor` up to one rounding.
 
-    In an outer step, `update(..., weight=tokens)` weights the change of this worker. A worker of
+    In an outer step, `update(..., weight=tokens)` weights the change of this worker. A worker with
     weight 0 sends only its residual. `inner` gets `value=loss` and other extra arguments unchanged;
-    `outer` gets the weighted mean of the workers' losses in this step.
+    `outer` gets the weighted mean of the workers' losses in this step as `value`.
 
     Args:
-      inner: the optimizer of each worker, complete with its learning rate. It must move the
-        parameters that it is given. Schedule-free moves a copy, which would never be averaged.
-      outer: the optimizer of the anchor, which takes the mean change as its gradient.
+      inner: the optimizer of each worker, complete with its learning rate. It must update the
+        parameters themselves. Schedule-free updates a copy, which would never be averaged.
+      outer: the optimizer of the anchor; its gradient is the mean change.
       sync_every: H, the number of inner steps between two outer steps of a fragment.
       exchange: the exchange of the changes, or a method, such as `fg.methods.eden()`.
-      memory: the memory of unsent changes; by default that of the recipe, or error feedback with
-        decay 0.95.
+      memory: the memory of unsent changes; by default the method's own, or `ErrorFeedback(0.95)`.
       fragments: P, a divisor of H.
-      overlap_steps: τ, below H, the inner steps from sending parameters to changing them.
-      mixing: α, the share of its own parameters that a worker then keeps, in [0, 1).
+      overlap_steps: τ < H, the number of inner steps from sending parameters to changing them.
+      mixing: α, the share of its own parameters that a worker keeps in an outer step, in [0, 1).
       allow_masked: True if leaves may be masked, as for `compressed_pmean`.
       axis_name: the axis, or axes, of the workers.
 
-    Wire: `fg.wire_bytes(exchange, fg.optimizers.fragment(params, P))` every H/P steps, which is the
-      peak, and P/H of it on average; in a `lax.cond` unless P = H. Other steps send nothing.
+    Wire: `fg.wire_bytes(exchange, fg.optimizers.fragment(params, P))` in one of H/P steps, within a
+      `lax.cond` unless P = H. Other steps send nothing.
 
     Claims: `state.anchor` has the same bits on all workers. If a worker's gradient or inner update
       is not finite, that worker skips the inner step: its parameters and inner state stay
@@ -111,11 +111,11 @@ def diloco(
       and all workers return to `anchor`.
 
     Raises:
-      ValueError: while tracing, if `params` is missing, or typed as equal on all workers.
+      ValueError: while tracing, if `params` is missing, or if JAX types it as replicated.
 
-    Differs from the papers: the notebook of DiLoCo's authors makes a new inner optimizer in each
-      phase; here it keeps its moments. The fragments of Streaming DiLoCo are layers; here they are
-      rows of every layer, so that all have as many bytes and share one program.
+    Differs from the papers: the notebook of DiLoCo's authors resets the inner optimizer after each
+      outer step; here it keeps its moments. The fragments of Streaming DiLoCo are layers; here they
+      are rows of every layer, so that all fragments have equal shapes and share one program.
 
     Example:
       >>> import optax
@@ -145,7 +145,7 @@ def diloco(
     run_outer: Any = optax.with_extra_args_support(outer).update
 
     def init(params: optax.Params) -> DilocoState:
-        anchor = jax.tree.map(jnp.copy, params)  # a caller may donate both
+        anchor = jax.tree.map(jnp.copy, params)  # because a caller may donate params and state
         part = _fragments.take(anchor, jnp.int32(0), fragments)
         return DilocoState(
             step=jnp.zeros((), jnp.int32),
@@ -157,7 +157,7 @@ def diloco(
         )
 
     def meeting(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return True if a meeting is due after so many steps, and the number of its fragment."""
+        """Return True if an exchange is due after `steps` steps, and the number of its fragment."""
         since = steps - period
         return (since >= 0) & (since % period == 0), since // period % fragments
 
@@ -186,12 +186,12 @@ def diloco(
         skipped = jnp.where(fine, skipped, _count.next_step(skipped))
 
         def wide(move: jax.Array, own: jax.Array) -> jax.Array:
-            # At least as wide as the parameters, because a meeting moves them far.
+            # At least as wide as the parameters, because an outer step changes them much.
             return jnp.where(fine, move, 0).astype(jnp.promote_types(move.dtype, own.dtype))
 
         updates = jax.tree.map(wide, moves, params)
         local = optax.apply_updates(params, updates)
-        # A delayed meeting sends parameters from before this step, so the two overlap.
+        # With overlap, send parameters from before this step: XLA can run both at the same time.
         sends = params if overlap_steps else local
         step = _count.next_step(state.step, sync_every)
         due, number = meeting(state.step if overlap_steps else step)
@@ -241,9 +241,9 @@ def diloco(
 def _if(
     due: jax.Array, always: bool, then: Callable[[jax.Array | bool], Any], otherwise: Any
 ) -> Any:
-    """Return `then(due)` if it is due, else `otherwise`; without a branch if it is always due.
+    """Call `then` if `due`, else return `otherwise`; without a branch if `always`.
 
-    XLA cannot overlap the operations of a branch with others.
+    XLA cannot overlap operations inside a branch with operations outside.
     """
     if always:
         return then(due)
@@ -251,7 +251,7 @@ def _if(
 
 
 def check_own(owner: str, params: PyTree, axis_name: AxisName) -> None:
-    """Refuse parameters that JAX types as equal on all workers."""
+    """Refuse parameters that JAX types as replicated over the workers."""
     for path, leaf in jax.tree.leaves_with_path(params):
         own = not isinstance(leaf, jax.Array) or _axes.varies(leaf, axis_name)
         argument = f"{owner}.update(params{jax.tree_util.keystr(path)})"
@@ -267,7 +267,7 @@ def mean_loss(
 ) -> jax.Array:
     """Return the weighted mean of the workers' losses, float32[].
 
-    A worker whose step was not `fine` does not count. The mean is NaN if no worker counts.
+    Leave out workers whose step was not `fine`. If no worker is left, the mean is NaN.
     """
     own = _axes.vary(jnp.asarray(value, jnp.float32), axis_name)
     if fine is None:
@@ -296,25 +296,25 @@ def sparse_loco(
 ) -> optax.GradientTransformationExtraArgs:
     """Optimizer: SparseLoCo: local steps, then the largest values of each tile in 2 bits.
 
-    With θ the parameters of a worker, θ̄ those after the last outer step, and e the residual, after
-    H steps of `inner`
+    Let θ be the parameters of a worker, θ̄ the anchor, and e_i the residual of worker i. After H
+    local steps of `inner`, the outer step is
 
-        e ← decay · e + (θ̄ - θ),   q = 2 bits of the k largest of each tile of e,   e ← e - q,
+        e_i ← decay · e_i + (θ̄ - θ),   q_i = 2 bits of the k largest of each tile of e_i,
+        e_i ← e_i - q_i,
         θ̄ ← θ̄ - outer_rate · mean of q_i · min(1, median_j ||q_j|| / ||q_i||),   θ ← θ̄,
 
-    with norms of each leaf. It is `diloco` with gradient descent as the outer optimizer,
-    `ErrorFeedback(0.95)`, and `AllGather(rule, clip_to_median=True)`. The rule gives each leaf
-    `chain(Tiles(64, shape), ChunkTopK(4096, 64), BinMeans(2))`. State and claims are those of
-    `diloco`.
+    with a norm for each leaf. It is `diloco` with `optax.sgd(outer_rate)`, `ErrorFeedback(0.95)`,
+    and `AllGather(rule, clip_to_median=True)`. The codec of a leaf is
+    `chain(Tiles(64, shape), ChunkTopK(4096, 64), BinMeans(2))`. The claims of `diloco` hold.
 
     Args:
-      inner: the optimizer of each worker, complete with its learning rate, as `optax.adamw(3e-4)`.
+      inner: the optimizer of each worker with its learning rate, such as `optax.adamw(3e-4)`.
       sync_every: H, the number of inner steps between two outer steps.
-      outer_rate: the share of the mean change that is applied.
-      k: number of values sent of each tile.
-      block: side of a tile. A leaf of one axis has tiles of `block` values, which are all sent if
-        they are at most k.
-      bits: bits per value.
+      outer_rate: learning rate of the outer optimizer, which applies the mean change.
+      k: number of values sent per tile.
+      block: side of a tile. A leaf with one axis has tiles of `block` values; if block <= k, all of
+        its values are sent.
+      bits: bits per value sent.
       decay: decay of the residual.
       clip_to_median: as for `AllGather`.
       fragments: as for `diloco`.
@@ -323,13 +323,13 @@ def sparse_loco(
       allow_masked: as for `diloco`.
       axis_name: the axis, or axes, of the workers.
 
-    Wire: k (bits + 8) bits a tile of 4096 and 16 bytes a leaf in an outer step. That is 10 bits a
-      value sent, 204.8x fewer bytes than float32; the authors' code takes 14 bits, 146x fewer.
-      Leaves of one axis take 2 bits for each value. Other steps send nothing.
+    Wire: in an outer step, k (bits + 8) bits per tile of 4096 values, and 16 bytes per leaf. At 10
+      bits per value sent, these are 204.8x fewer bytes than float32; the authors' code sends 14
+      bits, 146x fewer. Leaves with one axis send 2 bits for each value.
 
     Differs from the paper: positions travel in Elias-Fano code. Axes are padded to whole tiles; the
-      authors' code cuts them at a divisor. The median of an even number of norms is the midpoint of
-      the two middle ones.
+      authors' code uses tiles whose side divides the axis. For an even number of workers, the
+      median is the midpoint of the two middle norms.
 
     Example:
       >>> import optax

@@ -1,4 +1,4 @@
-"""Adam, SGD and Muon behind error feedback."""
+"""Adam, SGD and Muon on compressed gradients with error feedback."""
 
 import math
 import re
@@ -21,14 +21,14 @@ from fftgrad.memories import ErrorFeedback, NoMemory
 from fftgrad.training._gradients import widened
 from fftgrad.training._pmean import CompressedPmeanState, NonFinite, compressed_pmean
 
-FILLED = AllGather(Budget(ratio=100))
+FILLED = AllGather(Budget(ratio=100))  # fills a byte budget: 100x fewer bytes than float32
 
 
 class FeedbackState(NamedTuple):
     """State of `feedback_adam`, `feedback_muon` and `feedback_sgd`."""
 
     pmean: CompressedPmeanState  # counts bad steps in `skipped`
-    inner: optax.OptState  # of the optimizer behind it, equal on all workers
+    inner: optax.OptState  # state of Adam, Muon or SGD, equal on all workers
 
 
 def feedback_adam(
@@ -46,42 +46,42 @@ def feedback_adam(
     non_finite: NonFinite = "skip",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Optimizer: a compressed mean with error feedback, and Adam plus a share of the new gradient.
+    """Optimizer: Adam on a compressed mean with error feedback, plus a share of the new gradient.
 
-    Error feedback delays gradients, and a momentum delays them again. If gradients are one step
-    late, a momentum of 0.9 is stable up to a product of rate and curvature of 1.0; without delay up
-    to 38. So the update adds a share of the new mean gradient g to the average m:
+    Error feedback delays gradients, which makes momentum less stable. With momentum 0.9, learning
+    rate times curvature may be up to 38 without delay, but only 1.0 with a delay of one step. So
+    the update adds a share of the new mean gradient g to Adam's average m; v averages the squares:
 
         u = (lead g + (1 - lead) m) / (√v + eps).
 
-    That is QHAdam, with lead = 1 - ν. With lead = 0 it is Adam, with lead = 1 it has no momentum.
+    This is QHAdam with ν = 1 - lead. With lead = 0 it is Adam; with lead = 1 it has no momentum.
     The default reaches a lower loss than both. Only the residual differs between the workers.
 
     Args:
-      learning_rate: of Adam, a number or an optax schedule.
+      learning_rate: Adam's learning rate, a number or an optax schedule.
       exchange: the exchange of the gradients, or a method, such as `fg.methods.top_k(0.01)`.
-      memory: the memory of unsent gradients; by default that of the recipe, or `ErrorFeedback()`.
+      memory: the memory of unsent gradients; by default the method's own, or `ErrorFeedback()`.
       lead: share of the new gradient in the update. Use 0.3 with `TwoStage`, and 0.5, the default,
         with the default exchange.
-      b1: decay of the average.
-      b2: decay of Adam's second moment.
-      eps: added to the root of the second moment.
-      weight_decay: of `optax.adamw`, in units of the learning rate.
-      mask: the leaves that decay, as for `optax.adamw`; all by default. Under
-        `optax.inject_hyperparams` a function needs `static_args="mask"`. Otherwise optax takes it
-        for a schedule of the step number, and a mask by `ndim` disables the decay.
+      b1: decay of m.
+      b2: decay of v.
+      eps: added to √v.
+      weight_decay: as for `optax.adamw`: multiplied by the learning rate.
+      mask: the leaves that decay, as for `optax.adamw`; all by default. If you pass a function
+        through `optax.inject_hyperparams`, also pass `static_args="mask"`. Otherwise optax calls
+        the mask with the step number, like a schedule; a mask that tests `ndim` is then False.
       bucketing: the values that a codec compresses together; see `Bucketing`.
-      non_finite: the result of a step in which a value of any worker is not finite: "skip" leaves
-        the parameters of all workers unchanged, "propagate" returns NaN.
+      non_finite: the result of a bad step: "skip" leaves all parameters unchanged, "propagate"
+        returns NaN.
       axis_name: the axis of the workers.
 
-    Wire: that of the exchange; by default 0.32 bits a parameter, 100x fewer bytes than float32.
+    Wire: bytes of the exchange; by default 0.32 bits a parameter, 100x fewer bytes than float32.
 
     Shapes: leaves float32, bfloat16 or float16 of any shape; the state is float32.
 
-    Claims: parameters are equal on all workers. A step with a non-finite value changes neither
-      residuals nor Adam's state, and `state.pmean.skipped` counts it. As in `optax.adam`, the
-      square of a gradient above 1e19 overflows, and the root stays infinite.
+    Claims: parameters are equal on all workers. A bad step changes neither residuals nor Adam's
+      state, and `state.pmean.skipped` counts it. As in `optax.adam`, the square of a gradient above
+      1e19 overflows, and v stays infinite.
 
     Example:
       >>> tx = fg.optimizers.feedback_adam(learning_rate=3e-4, axis_name="data")
@@ -120,20 +120,20 @@ def feedback_sgd(
     non_finite: NonFinite = "skip",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Optimizer: a compressed mean with error feedback, and SGD plus a share of the new gradient.
+    """Optimizer: SGD on a compressed mean with error feedback, plus a share of the new gradient.
 
-    Over time, a momentum of m applies each gradient 1 / (1 - m) times. The update has the same
-    factor, so that tuned learning rates carry over. With g the new mean gradient and m̄ the average
-    of mean gradients with decay m,
+    SGD with momentum m applies each gradient 1 / (1 - m) times in total. The update keeps this
+    factor, so you can keep a learning rate that was tuned for `optax.sgd`. With g the new mean
+    gradient and m̄ the average of the mean gradients with decay m,
 
         u = (lead g + (1 - lead) m̄) / (1 - m).
 
-    With lead = 0 it is SGD with momentum. `feedback_adam` explains the share of the new gradient
-    and has the claims of both.
+    With lead = 0 it is SGD with momentum. `feedback_adam` explains why the update includes g. Its
+    claims hold here too.
 
     Args:
       learning_rate: as for `optax.sgd(learning_rate, momentum)`, a number or an optax schedule.
-      momentum: of the dense optimizer that this replaces.
+      momentum: m, as for `optax.sgd`.
       exchange: as for `feedback_adam`.
       memory: as for `feedback_adam`.
       lead: share of the new gradient in the update, as for `feedback_adam`.
@@ -141,7 +141,7 @@ def feedback_sgd(
       non_finite: as for `feedback_adam`.
       axis_name: the axis of the workers.
 
-    Wire: that of the exchange.
+    Wire: bytes of the exchange.
 
     Example:
       >>> tx = fg.optimizers.feedback_sgd(learning_rate=0.05, momentum=0.9, axis_name="data")
@@ -171,7 +171,7 @@ def _led(lead: float, new: Any, average: Any) -> Any:
 
 
 def check_numbers(owner: str, interval: str, remedy: str, **numbers: Any) -> None:
-    """Refuse numbers outside of an interval; injected hyperparameters, arrays, pass."""
+    """Refuse numbers outside of an interval; skip arrays, which `inject_hyperparams` passes."""
     for name, number in numbers.items():
         if not isinstance(number, jax.Array):
             check_within(f"{owner}({name})", number, interval, remedy)
@@ -185,7 +185,7 @@ def behind_feedback(
     weight_decay: float = 0.0,
     mask: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Chain a compressed mean and an optimizer, both of which a bad step leaves unchanged."""
+    """Chain a compressed mean and an optimizer. A bad step updates neither."""
     exchange, memory, bucketing, non_finite, axis_name = mean
     if memory is None and not isinstance(exchange, Recipe):
         memory = NoMemory() if isinstance(exchange, Hierarchical) else ErrorFeedback()
@@ -196,13 +196,13 @@ def behind_feedback(
     decays = isinstance(weight_decay, jax.Array) or weight_decay != 0
     decay = [optax.add_decayed_weights(weight_decay, mask)] if decays else []
     steps = direction, *decay, optax.scale_by_learning_rate(learning_rate)
-    # A bad mean may stay NaN here, because the whole step is replaced below.
+    # `compressed_pmean` need not remove a NaN from the mean, because `update` replaces a bad step.
     compressed: Any = compressed_pmean(exchange, memory, bucketing=bucketing, axis_name=axis_name)
     optimizer = optax.with_extra_args_support(optax.chain(*steps))
     instead = jnp.nan if non_finite == "propagate" else 0.0
 
     def init(params: optax.Params) -> FeedbackState:
-        # In float16 both 1e-8 and the square of 1e-4 underflow.
+        # The state is float32, because eps=1e-8 and the square of 1e-4 underflow in float16.
         wide = widened(params)
         return FeedbackState(compressed.init(wide), optimizer.init(wide))
 
@@ -238,48 +238,48 @@ def feedback_muon(
     non_finite: NonFinite = "skip",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Optimizer: a compressed mean with error feedback, and Muon plus a normalized gradient.
+    """Optimizer: Muon on a compressed mean with error feedback, plus the normalized new gradient.
 
-    Muon applies all directions of an averaged gradient with equal length, so it suffers from noise
-    and delay in the average. With g the new mean gradient, m its average with decay beta, and v the
-    average of its squares,
+    Muon scales all singular directions of the average gradient to equal length, which amplifies the
+    noise in weak directions. With g the new mean gradient, m the average of the mean gradients with
+    decay beta, and v the average of their squares with decay b2, the update of a matrix is
 
-        u = 0.2 √max(rows, columns) orthogonal(m) + lead g / (√v + eps)
+        u = 0.2 √max(rows, columns) orthogonal(m) + lead g / (√v + eps).
 
-    for matrices. For other leaves Adam replaces the first term. The second term reacts at once, so
-    m can be a long, smooth average. It is added after `orthogonal`, which would amplify its noise.
-    Shapes and claims are those of `feedback_adam`.
+    For other leaves, Adam's update replaces the first term. The second term reacts without delay,
+    so m can be a long, smooth average. The second term is not orthogonalized, because that would
+    amplify the noise of g. Shapes and claims are those of `feedback_adam`.
 
     Args:
-      learning_rate: of Muon with updates as long as Adam's (`consistent_rms=0.2`), a number or an
-        optax schedule. Try the rate of dense Muon and half of it.
+      learning_rate: a number or an optax schedule, as for `optax.contrib.muon` with
+        `consistent_rms=0.2`. Try the learning rate of dense Muon, and half of it.
       exchange: as for `feedback_adam`.
       memory: as for `feedback_adam`.
-      lead: factor of the new gradient, normalized: 0.3 for two stages, 0.5 for a gather of
-        `Budget(100)`.
-      beta: decay of Muon's average, without Nesterov's momentum.
-      b1: decay of Adam's average.
-      b2: decay of the average of squares.
-      eps: added to the root of the average of squares.
-      weight_decay: in units of the learning rate.
+      lead: factor of the second term: 0.3 for `TwoStage`, 0.5 for the default exchange.
+      beta: decay of m.
+      b1: decay of Adam's average, for leaves that are not matrices.
+      b2: decay of v.
+      eps: added to √v.
+      weight_decay: as for `feedback_adam`.
       mask: as for `feedback_adam`.
       muon_weight_dimension_numbers: the matrices and their axes, as for `optax.contrib.muon`. Pass
-        `fg.optimizers.muon_dimensions` for a transformer. By default all leaves with two axes are
-        matrices, including embeddings, and attention kernels with three are not.
-      share_axis: axis of workers on fast links, each of which makes its share of the matrices
-        orthogonal. None: each worker makes all of them, and sends none.
+        `fg.optimizers.muon_dimensions` for a transformer. By default, Muon updates all leaves with
+        two axes, including embeddings, and Adam updates attention kernels with three axes.
+      share_axis: axis along which workers share the orthogonalization, best with fast links. Each
+        worker orthogonalizes some of the matrices, and an all-gather sends the results to all. With
+        None, each worker orthogonalizes all matrices.
       bucketing: as for `feedback_adam`.
       non_finite: as for `feedback_adam`.
       axis_name: the axis of the workers.
 
-    Wire: that of the exchange, and with `share_axis` 2 bytes a value of all matrices, in one
-    all-gather: each of w workers hands over a w-th of them.
+    Wire: bytes of the exchange. `share_axis` adds one all-gather, to which each of its w workers
+      passes 2/w bytes for each value of a matrix.
 
     Raises:
-      ValueError: while tracing, if JAX types a gradient as varying over a model axis, because an
-        orthogonal matrix needs the whole gradient. Without `check_vma` that is not detected.
+      ValueError: while tracing, if a gradient is sharded over a model axis, because Muon needs the
+        whole matrix. With `check_vma=False` this is not detected.
 
-    Differs from the paper: no Nesterov momentum, and a second term.
+    Differs from the paper: no Nesterov momentum; the second term.
 
     Example:
       >>> tx = fg.optimizers.feedback_muon(learning_rate=3e-3, axis_name="data")
@@ -294,7 +294,7 @@ def feedback_muon(
     rms = 0.2
     slow = optax.contrib.muon(
         -1.0,
-        ns_steps=5 if share_axis is None else 0,
+        ns_steps=5 if share_axis is None else 0,  # with `share_axis`, `orthogonal` iterates instead
         beta=beta,
         eps=eps,
         nesterov=False,
@@ -327,18 +327,18 @@ def feedback_muon(
     )
 
 
-# Without an average, optax's Muon is its Newton-Schulz iteration.
+# With beta=0, optax's Muon runs only its Newton-Schulz iteration.
 ITERATION = optax.contrib.scale_by_muon(
     beta=0.0, nesterov=False, weight_dimension_numbers=MuonDimensionNumbers(1, 2)
 )
 
 
 def orthogonal(updates: PyTree, numbers: Any, rms: float, axis_name: AxisName) -> PyTree:
-    """Make the matrices of a tree orthogonal: each worker its share, sent in bfloat16.
+    """Orthogonalize the matrices of a tree. The workers share the work and all-gather bfloat16.
 
-    Matrices of one shape, or of its transpose, are a stack, of which each worker has an equal part,
-    so a worker saves time if there are as many of a shape as workers. Other leaves stay as they
-    were. `numbers` and `rms` are optax's `muon_weight_dimension_numbers` and `consistent_rms`.
+    Matrices of equal shape, up to transposition, form a stack. Each worker orthogonalizes an equal
+    part of each stack. With fewer matrices than workers, some workers process only padding.
+    `numbers` and `rms` are optax's `muon_weight_dimension_numbers` and `consistent_rms`.
     """
     leaves, structure = jax.tree.flatten(updates)
     workers, stacks = _axes.size(axis_name, "feedback_muon"), {}
@@ -356,7 +356,7 @@ def orthogonal(updates: PyTree, numbers: Any, rms: float, axis_name: AxisName) -
         shares.append(made.astype(jnp.bfloat16))
     if not shares:
         return updates
-    # as bits, because XLA widens a collective of bfloat16 on some backends
+    # Send bits, because XLA widens collectives of bfloat16 on some backends.
     sent = jnp.concatenate([share.ravel() for share in shares])
     rows = _axes.all_gather(lax.bitcast_convert_type(sent, jnp.uint16), axis_name)
     rows, start = lax.bitcast_convert_type(rows, jnp.bfloat16), 0
@@ -370,7 +370,7 @@ def orthogonal(updates: PyTree, numbers: Any, rms: float, axis_name: AxisName) -
 
 
 class _Flat:
-    """A leaf as a stack of matrices that are not taller than wide."""
+    """A leaf as a stack of matrices, transposed if they have more rows than columns."""
 
     def __init__(self, leaf: jax.Array, numbers: MuonDimensionNumbers) -> None:
         rows, columns = (
@@ -387,14 +387,14 @@ class _Flat:
         self.matrices = leaf.transpose(self.order).reshape(-1, *self.short_long)
 
     def back(self, matrices: jax.Array, rms: float) -> jax.Array:
-        """Give them the shape and the dtype of the leaf, and the length of a step."""
+        """Scale orthogonal matrices to an RMS of `rms`, and restore the leaf's shape and dtype."""
         scaled = matrices.astype(self.like.dtype) * (rms * self.short_long[1] ** 0.5)
         moved = scaled.reshape([self.like.shape[a] for a in self.order])
         return moved.transpose(sorted(range(self.like.ndim), key=self.order.__getitem__))
 
 
 def _of_leaves(numbers: Any, updates: PyTree) -> list[MuonDimensionNumbers | None]:
-    """One for each leaf; None for leaves that are no matrices."""
+    """List the dimension numbers of all leaves, with None for a leaf that is not a matrix."""
     if numbers is None:
         return [MuonDimensionNumbers() if u.ndim == 2 else None for u in jax.tree.leaves(updates)]
     numbers = numbers(updates) if callable(numbers) else numbers
@@ -409,26 +409,26 @@ NO_MATRIX = re.compile(
     r"|(?:^|/)(?:(?:lm|output|out|cls|classifier)_)?head(?:_?\d+)?(?:/|$)"
     r"|(?:^|/)(?:bias|scale)$"
 )
-"""Paths of embeddings, heads, biases and scales; biases of attention have two axes."""
+"""Paths of leaves that Adam updates even with two axes, such as biases of attention."""
 ATTENTION = re.compile(r"(?:^|/)(?:(query|key|value)|out)/kernel$")
-"""Paths of Flax's attention kernels: (in, heads, size), and (heads, size, out) for `out`."""
+"""Paths of Flax's attention kernels: (in, heads, size), but (heads, size, out) for `out`."""
 
 
 def muon_dimensions(params: PyTree) -> PyTree:
-    """Function: the matrices of a transformer for Muon, in Flax NNX, Flax Linen or Equinox.
+    """Function: find the leaves of a transformer that Muon updates (Flax NNX, Linen, Equinox).
 
     Weights with two axes are matrices. Flax's attention kernels have three axes; all heads together
-    are one matrix. Adam updates the rest: embeddings, the head, biases and scales. Embeddings and
-    heads are detected by their names: `embed`, `embedding`, `tok_emb`, `wte`, `wpe`, `pos`,
-    `position`, `vocab`, `head`, `lm_head`, `logits`; an Equinox `Embedding` by its class. A head
-    with another name, such as Linen's `Dense_0`, counts as a matrix, so name it. Layers stacked by
-    `nn.scan` have one more axis; pass their dimension numbers yourself.
+    form one matrix. Adam updates all other leaves: embeddings, the head, biases and scales.
+    Embeddings and heads are detected by name: `embed`, `embedding`, `tok_emb`, `wte`, `wpe`, `pos`,
+    `position`, `vocab`, `head`, `lm_head`, `logits`. An Equinox `Embedding` is detected by class.
+    Give the head one of these names: Linen's default `Dense_0` counts as a matrix. Layers stacked
+    by `nn.scan` have one more axis; pass their dimension numbers yourself.
 
     Args:
       params: the parameters, or their shapes.
 
     Returns:
-      A tree like `params` of `optax.contrib.MuonDimensionNumbers`, with None for Adam's leaves.
+      A tree of `optax.contrib.MuonDimensionNumbers`, with None for each leaf that Adam updates.
 
     Example:
       >>> shapes = {"embed": jnp.ones((9, 4)), "query": {"kernel": jnp.ones((4, 2, 2))}}
@@ -443,7 +443,7 @@ def muon_dimensions(params: PyTree) -> PyTree:
         if _is_embedding(leaf):
             return jax.tree.map(lambda _: None, leaf)
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        if path and path[-1] == jax.tree_util.GetAttrKey("value"):  # of a variable of NNX
+        if path and path[-1] == jax.tree_util.GetAttrKey("value"):  # attribute of an NNX variable
             name = name.rpartition("/")[0]
         attention = ATTENTION.search(name)
         if leaf.ndim == 3 and attention:
@@ -455,7 +455,7 @@ def muon_dimensions(params: PyTree) -> PyTree:
 
 
 def _is_embedding(node: Any) -> bool:
-    """Detect a module of Equinox by its name, because the library does not import it."""
+    """Detect Equinox's module by name, because fftgrad does not import Equinox."""
     return type(node).__name__ == "Embedding"
 
 

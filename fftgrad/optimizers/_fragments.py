@@ -1,10 +1,10 @@
 """Fragments of a tree: equal shares of the rows of each leaf.
 
-Rows run along the first axis with at least one row for each fragment, else along the longest axis.
-The first axis would not do, because convolution kernels begin with axes of length three. All
-fragments have equal shapes, so one program without branches serves all, and the number of the
-fragment may be traced. If the number of fragments does not divide the rows, the last fragments
-overlap with earlier ones, and the shared rows are masked.
+Rows are counted along the first axis that is at least as long as the number of fragments, or else
+along the longest axis. (Axis 0 of a convolution kernel often has length three.) All fragments have
+equal shapes, so one program without branches handles every fragment, and its number may be traced.
+If the number of fragments does not divide the number of rows, the last fragments overlap earlier
+ones, and `take` sets the shared rows to zero.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ from fftgrad._values import check_count
 
 
 def fragment(params: PyTree, fragments: int) -> PyTree:
-    """Function: the shapes of the fragment that is exchanged at a time.
+    """Function: compute the shapes of one fragment, which `diloco` exchanges at a time.
 
     Args:
       params: the parameters, or their shapes.
       fragments: number of fragments, as for `diloco`.
 
     Returns:
-      A tree of `jax.ShapeDtypeStruct` with `ceil(rows / fragments)` rows of each leaf, along its
-      first axis with so many rows, or else its longest. A leaf with fewer rows than fragments
-      travels one row at a time, and some rows travel twice. If most leaves are so small, use fewer
-      fragments.
+      A tree of `jax.ShapeDtypeStruct` with `ceil(rows / fragments)` rows of each leaf. Rows are
+      counted along the first axis with at least `fragments` entries, or else along the longest. A
+      leaf with fewer rows than fragments sends one row in each fragment, and some rows are sent
+      again as zeros. If most leaves are so small, use fewer fragments.
 
     Example:
       >>> part = fg.optimizers.fragment({"w": jnp.zeros((100, 8)), "b": jnp.zeros(8)}, 10)
@@ -41,7 +41,7 @@ def fragment(params: PyTree, fragments: int) -> PyTree:
 
 
 def take(tree: PyTree, number: jax.Array, fragments: int) -> PyTree:
-    """Cut out fragment `number`, with zeros in rows that belong to earlier fragments."""
+    """Return fragment `number`, with zeros in rows that belong to earlier fragments."""
     if fragments == 1:
         return tree
 
@@ -101,7 +101,7 @@ def replace(
 class Place(NamedTuple):
     start: tuple[jax.Array, ...]
     sizes: tuple[int, ...]
-    # Mask, broadcast, of rows that belong to no earlier fragment; None if all rows do.
+    # Mask of the rows that belong to this fragment, not to an earlier one; None if all rows do.
     own: jax.Array | None
 
     def rows_of(self, leaf: jax.Array) -> jax.Array:

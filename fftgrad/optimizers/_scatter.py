@@ -27,7 +27,7 @@ class Scattered(NamedTuple):
 
     Attributes:
       shard: this worker's shard of the sum over the workers.
-      sent: the part of this worker's `x` that the owners received, of its shape, float32.
+      sent: this worker's `x` after compression and decompression, float32, of the shape of `x`.
     """
 
     shard: jax.Array
@@ -45,8 +45,8 @@ def compressed_psum_scatter(
 ) -> Scattered:
     """Function: `jax.lax.psum_scatter(x, axis_name, tiled=True)`, compressed.
 
-    FSDP and ZeRO reduce gradients this way. `x` is cut along an axis into a shard for each worker,
-    and each worker sums what it receives of its own shard. For error feedback, keep the residual:
+    FSDP and ZeRO reduce gradients this way. Each worker cuts its `x` along an axis into w shards.
+    Worker i receives and adds the i-th shards of all. For error feedback, keep the residual:
 
         out = fg.optimizers.compressed_psum_scatter(gradient + residual, "data", codec)
         residual = gradient + residual - out.sent
@@ -55,17 +55,17 @@ def compressed_psum_scatter(
       x: float array of at most 32 bits; its length along `scatter_dimension` is a multiple of the
         number of workers w.
       axis_name: the axis, or axes, of the workers.
-      codec: the codec of one shard, a vector of x.size / w values. The k of TopK counts over the
-        whole `x`. The default has 4 bits after a rotation.
+      codec: the codec of one shard, a vector of x.size / w values. The k of `TopK` is the number of
+        values kept of the whole `x`. The default rotates, and rounds to 4 bits.
       scatter_dimension: the axis of `x` that is cut.
-      step: number of the step, equal on all workers. Pass it for a codec that draws, because equal
-        draws in every step add up to a bias.
+      step: number of the step, equal on all workers. A codec with random rounding needs it, because
+        equal random numbers in every step would add up to a bias.
       key: a seed or key, equal on all workers.
 
-    Wire: w buffers, each of 4 bytes and the payload of x.size / w values.
+    Wire: w buffers, each a header of 4 bytes and the payload of x.size / w values.
 
-    Claims: unbiased if the codec is. A shard becomes NaN, on its owner only, if a worker's part of
-      it is not finite.
+    Claims: unbiased if the codec is. If a worker sends a shard that is not finite, the sum is NaN
+      on the owner of this shard only.
 
     Example:
       >>> x = jnp.array([[1.0, 2.0, -3.0, 4.0], [1.0, 2.0, 3.0, 4.0]])
@@ -109,16 +109,16 @@ def compressed_all_gather(
 ) -> jax.Array:
     """Function: `jax.lax.all_gather(shard, axis_name, tiled=True)`, compressed.
 
-    If you pass a `reference`, the array that all workers had before, each worker sends the
-    *difference* of its shard from it. The error of one gather is part of the next difference, so
+    Pass the result of the last gather as `reference`. Each worker then sends the *difference*
+    between its shard and the reference. The next difference includes the error of this gather, so
     errors do not accumulate. Parameters change little in a step, so a few bits are enough.
 
     Args:
       shard: this worker's float array.
       axis_name: the axis, or axes, of the workers.
-      codec: the codec of one shard, a vector; the k of TopK counts over the shard. The default has
-        8 bits a value.
-      reference: the result of the last gather, the same bits on all workers; None sends values.
+      codec: the codec of one shard, a vector, of which `TopK(k)` keeps k values. The default has 8
+        bits a value.
+      reference: the last result, the same bits on all workers. With None, workers send the shards.
       gather_dimension: the axis along which the shards are concatenated.
       step: as for `compressed_psum_scatter`.
       key: a seed or key, equal on all workers.
@@ -189,29 +189,29 @@ def gather_parameters(
 ) -> jax.Array:
     """Function: gather sharded parameters, and compress their gradient on the way back.
 
-    Use it in a loss under `jax.shard_map` with parameters sharded over the workers (FSDP, ZeRO-3).
+    Call it in a loss under `jax.shard_map` with parameters sharded over the workers (FSDP, ZeRO-3).
     The value is `jax.lax.all_gather(shard, axis_name, axis=dimension, tiled=True)`. The gradient is
-    `compressed_psum_scatter` of the cotangents: the *sum* over the workers, as for JAX's gather.
-    For the mean, divide the loss by the number of workers. Any optimizer that updates each value by
-    itself can follow, on the shards.
+    the `compressed_psum_scatter` of the cotangents: the *sum* over the workers, as for JAX's
+    all-gather. For the mean, divide the loss by the number of workers. Then update the shards by
+    any elementwise optimizer.
 
     A differentiated function keeps no state, so there is no error feedback. Use unbiased codecs,
-    such as the default, and a `step` that changes.
+    such as the default, and another `step` in each step.
 
     Args:
       shard: this worker's float array.
       axis_name: the axis, or axes, of the workers.
       gradients: the codec of the gradients' shards.
-      parameters: the codec of the parameters; None gathers them uncompressed.
+      parameters: the codec of the parameters; with None, they are not compressed.
       dimension: the axis along which the shards are concatenated.
       step: number of the step, equal on all workers.
-      key: a seed or key, equal on all workers; another one for each array of a model.
+      key: a seed or key, equal on all workers. Use a different key for each array of a model.
 
     Returns:
       The whole array, of the dtype of `shard`.
 
-    Wire: forward as `compressed_all_gather`, or the shard itself; backward as
-      `compressed_psum_scatter`.
+    Wire: forward, bytes of the shard, or of `compressed_all_gather` with `parameters`; backward,
+      bytes of `compressed_psum_scatter`.
 
     Claims: the gradient is unbiased if `gradients` is.
 
@@ -225,8 +225,8 @@ def gather_parameters(
              [3.]], dtype=float32)
 
     References:
-      Wang et al., 2023, arXiv:2306.10209; Jia et al., NeurIPS 2024, arXiv:2410.15526, which gathers
-      differences: `fg.optimizers.sharded` does.
+      Wang et al., 2023, arXiv:2306.10209; Jia et al., NeurIPS 2024, arXiv:2410.15526. The latter
+      gathers differences, like `fg.optimizers.sharded`.
     """
     check_kind("gather_parameters(gradients)", gradients, Codec, REMEDY)
     _axes.size(axis_name, "gather_parameters")
@@ -240,7 +240,7 @@ def gather_parameters(
         whole = compressed_all_gather(
             shard, axis_name, parameters, gather_dimension=axis, step=step, key=key
         )
-        return _axes.vary(whole, axis_name)  # each worker's loss has a gradient of its own
+        return _axes.vary(whole, axis_name)  # because cotangents differ between the workers
 
     def forward(shard: jax.Array, step: jax.Array, key: jax.Array) -> tuple[jax.Array, Any]:
         return gather(shard, step, key), (step, key)

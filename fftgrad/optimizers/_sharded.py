@@ -48,33 +48,33 @@ def sharded(
 ) -> optax.GradientTransformationExtraArgs:
     """Optimizer: each worker updates its shard of the parameters; all traffic is compressed.
 
-    ZeRO-2: the state of the inner optimizer takes 1/w of the memory. Worker i of w owns the i-th
-    shard of each leaf. With θ the parameters that all workers have, φ the owner's float32 copy of
-    its shard, and C the codec of the differences,
+    This is ZeRO-2: each of w workers stores 1/w of the inner optimizer's state. Worker i owns shard
+    i of each leaf, and keeps a float32 copy φ of it. Let θ be the parameters, equal on all workers,
+    and C the codec of the differences:
 
         g_i ← mean of the workers' compressed gradients of shard i,   φ ← φ + inner(g_i),
         θ ← θ + C(φ - θ)   on all workers.
 
-    The error of C is part of the next difference, so errors do not accumulate. It is a whole
-    optimizer.
+    The next difference includes the error of C, so errors do not accumulate. Chain nothing after
+    this optimizer.
 
-    The inner optimizer sees flat shards (size, 1, ...) with as many axes as the leaf. So it must
-    update each value by itself, as Adam, SGD, Lion, schedules and weight decay do. `init` tries
-    four updates of small arrays. It refuses an optimizer that reads a whole leaf or tree (clipping
-    by a norm, Adafactor, Muon) or keeps the first parameters (schedule-free). Masks must depend on
-    names or `ndim`; masks that depend on sizes are not detected. Clip each worker's own gradients
-    before it by `fg.training.clip_by_local_norm(1.0)`, which bounds the mean by 1 as well. For
-    different optimizers of different leaves, pass an `optax.partition` as `inner`.
+    The inner optimizer gets flat shards of shape (size, 1, ...), with as many axes as the leaf. So
+    it must be elementwise, like Adam, SGD, Lion, schedules and weight decay. `init` tries four
+    updates of small arrays. It refuses an optimizer that reads a whole leaf or tree (clipping by a
+    norm, Adafactor, Muon) or keeps the first parameters (schedule-free). Masks must depend on names
+    or `ndim`; masks that depend on sizes are not detected. To clip, chain
+    `fg.training.clip_by_local_norm(1.0)` before this optimizer: the mean's norm is then at most 1
+    too. For different optimizers of different leaves, pass an `optax.partition` as `inner`.
 
     `update(..., weight=tokens)` weights a worker's gradient, as `compressed_pmean` does. `inner`
-    gets `value=loss` as the weighted mean over the workers. Other extra arguments are passed on;
-    they must be scalars that are equal on all workers.
+    gets `value=loss` as the weighted mean over the workers. Other extra arguments reach `inner`
+    unchanged; they must be scalars that are equal on all workers.
 
     Args:
       inner: the optimizer of each shard, complete with its learning rate.
       workers: w, the number of workers.
-      gradients: the codec of the gradients. The default has 4 bits after a rotation.
-      parameters: C, the codec of the differences. The default has 8 bits.
+      gradients: the codec of the gradients. The default rotates, and rounds to 4 bits a value.
+      parameters: C, the codec of the differences. The default rounds to 8 bits a value.
       memory: the memory of unsent gradients. Use `ErrorFeedback()` for biased codecs.
       key: a seed or key, equal on all workers.
       allow_masked: True if leaves may be masked, as for `compressed_pmean`.
@@ -83,19 +83,19 @@ def sharded(
     Returns:
       A transformation whose state is a `ShardedState`. It needs `params`, equal on all workers.
 
-    Wire: w buffers of n/w gradients and one of n/w differences, each with 4 bytes more: with one
-      codec for both, `fg.wire_bytes(fg.TwoStage(codec, workers), params, fg.Bucketing("leaf"))`.
-      If `inner` reads `value`, an all-reduce adds 4 bytes.
+    Wire: w buffers of n/w gradients and one of n/w differences, each with a header of 4 bytes. With
+      one codec for both: `fg.wire_bytes(fg.TwoStage(codec, workers), params,
+      fg.Bucketing("leaf"))`. If you pass `value`, an all-reduce adds 4 bytes.
 
-    Claims: the parameters have the same bits on all workers. A step with a non-finite value leaves
-      parameters and state unchanged, and is counted. The state is for this number of workers:
+    Claims: the parameters have the same bits on all workers. A bad step leaves parameters and state
+      unchanged, and `state.skipped` counts it. The state fits only this number of workers:
       `fg.checkpoint.reshard_state` refuses another.
 
     Raises:
       ValueError: while tracing, if `params` varies over the axis, a gradient is summed already, or
-        a leaf is masked.
+        a leaf is masked without `allow_masked`.
 
-    Differs from the paper: there is no second level of quantization inside a machine.
+    Differs from the paper: no second quantization for the links within a machine.
 
     Example:
       >>> import optax
@@ -166,14 +166,14 @@ def sharded(
         mine = _mine(params, workers, axis_name)
         ahead = drop_worker_axis(state.ahead).reset_rows
         master = tuple(map(operator.add, mine, ahead))
-        if value is not None:  # must be equal on the owners of all shards
+        if value is not None:  # the mean, because `inner` needs an equal value on all workers
             extra["value"] = mean_loss(value, weight, axis_name)
         inside = tuple(_whole(vectors, like, _as_leaf) for vectors in (got.vectors, master))
         moves, after = run(inside[0], drop_worker_axis(state.inner).reset_rows, inside[1], **extra)
         flat = [move.ravel() for move in _some(moves)]
         master = tuple(map(operator.add, master, flat))
         lacks = tuple(map(operator.sub, master, mine))
-        # Flag the received gradients too, because the inner optimizer may hide a NaN.
+        # Check the received gradients too, because the inner optimizer may hide a NaN.
         came = got.stats._replace(finite=_finite.all_finite(got.vectors))
         out = _two_stage.to_all(back, lacks, back.init(), comm.fold(1), came)
         change = _rounded(_shards.from_shards(out.vectors, some), _some(updates))
@@ -215,16 +215,16 @@ def _some(tree: PyTree) -> tuple[Any, ...]:
 
 
 def _rounded(wide: Any, likes: Any) -> Vectors:
-    """Round float32 values to the dtypes of others, and keep them float32.
+    """Round values to the dtypes of `likes`, and return them in float32.
 
-    A cast there and back would not round, because XLA may drop both casts.
+    A cast to the dtype and back might not round, because XLA may drop both casts.
     """
     pairs = zip(wide, likes, strict=True)
     return tuple(_rounding.rounded(value, like.dtype) for value, like in pairs)
 
 
 def _whole(some: Any, like: PyTree, made: Callable[..., Any] | None = None) -> PyTree:
-    """Rebuild a tree like another from its leaves that are not empty, by default in its dtypes."""
+    """Rebuild the tree `like` from its non-empty leaves; cast them to its dtypes by default."""
     left = iter(some)
 
     def leaf(like: Any) -> jax.Array:
@@ -237,16 +237,16 @@ def _whole(some: Any, like: PyTree, made: Callable[..., Any] | None = None) -> P
 
 
 def _as_leaf(vector: Any, like: Any) -> Any:
-    """Give a flat shard as many axes as its leaf has."""
+    """Reshape a flat shard to as many axes as its leaf has."""
     return vector.reshape((-1, *[1] * (like.ndim - 1)) if like.ndim else ())
 
 
 SCALES = 1.0, 300.0, 30.0, 3.0
-"""Sizes of the gradients in four trial updates, so that a clip acts in some of them."""
+"""Factors of the gradients in four trial updates, so that a clip acts in some of them."""
 
 
 def check_inner(inner: optax.GradientTransformation, like: PyTree) -> None:
-    """Refuse an optimizer that updates half of each leaf differently from whole leaves."""
+    """Refuse an optimizer whose update of half a leaf differs from half of the leaf's update."""
     random = np.random.default_rng(0)
 
     def draw(leaf: Any) -> np.ndarray:
@@ -260,7 +260,7 @@ def check_inner(inner: optax.GradientTransformation, like: PyTree) -> None:
 
     def moves(trees: list[PyTree], of_shards: bool) -> list[Any]:
         params, *grads = trees
-        # `init` makes the state of shards from zeros, before any worker knows its shard.
+        # `sharded.init` also starts from zeros, because no worker knows its shard there.
         state = _started(inner, optax.tree.zeros_like(params) if of_shards else params)
         found: list[Any] = []
         for grad in grads:
@@ -279,12 +279,12 @@ def check_inner(inner: optax.GradientTransformation, like: PyTree) -> None:
         "one that reads whole leaves, as a clip by a norm does",
     )
     remedy = "use optax.adamw, and clip before it by fg.training.clip_by_local_norm."
-    # A thread leaves the trace and the mesh of `init`, in which arrays have no values.
+    # Run in a thread: within the trace of `init`, arrays would have no values.
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         check(pool.submit(alike).result(), "sharded(inner)", rule, got, remedy)
 
 
-@functools.partial(jax.jit, static_argnums=0)  # eagerly, each operation is a program
+@functools.partial(jax.jit, static_argnums=0)  # because eager JAX compiles every operation
 def _started(inner: optax.GradientTransformation, params: PyTree) -> PyTree:
     return inner.init(params)
 

@@ -1,6 +1,6 @@
-"""Planning: would compressing pay, with what, and what is in a gradient.
+"""Planning: predict whether compression pays, choose an exchange, and analyze gradients.
 
-The core imports nothing of it; `fg.planning` loads it. May import everything but `testing`.
+The core does not import it; `fg.planning` loads it lazily. May import everything but `testing`.
 """
 
 from fftgrad.planning._candidates import Candidate, candidates

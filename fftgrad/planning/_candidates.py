@@ -1,4 +1,4 @@
-"""The exchanges that a plan compares, and their losses in measured runs."""
+"""The exchanges that a plan compares, with the loss that each reached in measured runs."""
 
 import dataclasses
 import functools
@@ -17,18 +17,18 @@ from fftgrad.exchanges._bucketing import BUCKET_LIMIT
 from fftgrad.exchanges._recipe import recipe_of
 
 Loss = Literal["as dense", "close", "check", "not measured"]
-"""The class of the loss in runs of small models, by the bounds in docs/plan.md."""
+"""Class of the final loss in runs of small models; docs/plan.md has the bounds."""
 STEPS: dict[Loss, float] = {
     "as dense": 1.0,
     "close": 1.2,  # 1.03 ** (1 / 0.18)
     "check": 1.5,  # 1.08 ** (1 / 0.18)
     "not measured": 2.0,
 }
-"""Steps to dense's loss, in units of dense's steps, for the highest loss of a class.
+"""Steps to dense's loss, divided by dense's steps, for the highest loss of a class.
 
-A language model's loss fell as steps^-0.18 from 200 to 2,000 steps."""
+The loss of a language model fell as steps^-0.18 between 200 and 2,000 steps."""
 LATE = functools.partial(fg.optimizers.feedback_adam, lead=1.0)
-"""The settings of rows that no held-out task has trained."""
+"""The optimizer of rows that were not tested on a held-out task."""
 LED = functools.partial(fg.optimizers.feedback_adam, lead=0.3)
 MUON = functools.partial(fg.optimizers.feedback_muon, lead=0.3)
 LOCAL_MUON = functools.partial(optax.contrib.muon, consistent_rms=0.2, adam_b2=0.99)
@@ -40,18 +40,18 @@ class Candidate:
     """Value: a way to exchange gradients, which `fg.planning.plan` compares with others.
 
     Args:
-      name: name of its row and of its timing.
+      name: name of the row and of its timing.
       method: recipe, such as `fg.methods.top_k(0.01)`, or an exchange alone.
-      every: steps between two exchanges. With more than one, each worker takes local steps, as with
+      every: steps between two exchanges. If more than 1, each worker takes local steps, as with
         `fg.optimizers.diloco`.
-      dense: True for a row that the others are compared with.
-      optimizer: whole optimizer in place of the user's, such as `fg.optimizers.feedback_adam`; with
-        local steps the optimizer of a worker, such as `optax.contrib.muon`.
-      loss: class of its final loss.
-      steps: steps to dense's loss, in units of dense's steps. The default is that of the class:
-        1 as dense, 1.2 close, 1.5 check, 2 not measured.
-      ratio: most times fewer bytes than float32 with which the loss was measured, for an exchange
-        whose ratio depends on the model. Beyond twice that ratio a close loss is one to check.
+      dense: True for a dense row, with which the other rows are compared.
+      optimizer: complete optimizer that replaces the user's, such as `fg.optimizers.feedback_adam`;
+        with local steps, the inner optimizer, such as `optax.contrib.muon`.
+      loss: class of the final loss.
+      steps: steps to dense's loss, divided by dense's steps. The default follows from `loss`: 1 for
+        "as dense", 1.2 for "close", 1.5 for "check", 2 for "not measured".
+      ratio: highest ratio at which the loss was measured, if the ratio of the exchange depends on
+        the model. If a plan's ratio is more than twice as high, its class is "check".
 
     Example:
       >>> fg.planning.Candidate("QSGD", fg.methods.qsgd(bits=4)).code("data")
@@ -80,7 +80,7 @@ class Candidate:
 
     @property
     def to_loss(self) -> float:
-        """Steps to dense's loss, in units of dense's steps."""
+        """Steps to dense's loss, divided by dense's steps."""
         return (1.0 if self.dense else STEPS[self.loss]) if self.steps is None else self.steps
 
     @property
@@ -89,10 +89,10 @@ class Candidate:
         return recipe_of("Candidate", self.method)
 
     def transformation(self, axis_name: AxisName) -> optax.GradientTransformationExtraArgs:
-        """The transformation that exchanges; with local steps, around an optimizer.
+        """Make the optax transformation that exchanges; with local steps, a `diloco`.
 
-        A whole optimizer is included, because its time is part of the codec time. Its learning rate
-        is not zero, or local steps would have nothing to send.
+        It includes `optimizer`, whose time is part of the codec time. The learning rate is not
+        zero, because local steps would then send only zeros.
         """
         own, whole = self.recipe, self.optimizer
         if self.every > 1:
@@ -104,7 +104,7 @@ class Candidate:
         return whole(1.0, axis_name=axis_name, **parts)
 
     def code(self, axis_name: AxisName) -> str:
-        """The Python expression of it, with the user's `optimizer` or `learning_rate`."""
+        """Write the Python expression, with the user's `optimizer` or `learning_rate`."""
         own, whole = self.recipe, self.optimizer
         made = getattr(whole, "func", whole)
         options = [f"{k}={plain(option)!r}" for k, option in getattr(whole, "keywords", {}).items()]
@@ -126,7 +126,7 @@ class Candidate:
 
 
 def _room(name: str) -> str:
-    """The prefix of a part's name in `fg`."""
+    """Return the module of a class within `fg`, with a dot."""
     return "" if name in fg.__all__ else "codecs." if hasattr(fg.codecs, name) else "exchanges."
 
 
@@ -143,15 +143,15 @@ def check_rows(rows: Sequence[Candidate]) -> tuple[Candidate, ...]:
 
 
 def candidates(like: PyTree, workers: int, fast: int = 1) -> tuple[Candidate, ...]:
-    """Function: list the default rows of a plan: dense, every family that fits, and local steps.
+    """Function: list the default rows of a plan: dense, compressed, and with local steps.
 
-    To compare your own with them: `fg.planning.plan(..., rows=[*fg.planning.candidates(params,
-    8), mine])`.
+    To compare your own row with the default rows, pass
+    `rows=[*fg.planning.candidates(params, 8), mine]` to `fg.planning.plan`.
 
     Args:
-      like: the gradient, or its shapes. Low ranks need matrices, and no fast links.
+      like: the gradient, or its shapes. Low-rank rows need matrices, and `fast=1`.
       workers: number of workers along the slow axis.
-      fast: number of workers that fast links, the axis "fast", join in a group.
+      fast: number of workers in a group with fast links, the axis "fast".
 
     Returns:
       The rows, of which the first is dense float32.
@@ -185,7 +185,7 @@ def candidates(like: PyTree, workers: int, fast: int = 1) -> tuple[Candidate, ..
         tried("2 bits, two stages", fg.Recipe(two_bits, fg.ErrorFeedback(decay=0.9)), steps=1.13),
         tried("4 local steps, signs", signs, every=4, steps=1.2),
     ]
-    # A larger one is cut, and dense to those that look for low ranks.
+    # Larger matrices are split into pieces, and low-rank exchanges do not compress the pieces.
     shapes = [leaf.shape for leaf in jax.tree.leaves(like) if len(leaf.shape) >= 2]
     matrices = any(math.prod(shape) <= BUCKET_LIMIT for shape in shapes)
     sides = {side for shape in shapes for side in (math.prod(shape[:-1]), shape[-1])}
@@ -198,7 +198,7 @@ def candidates(like: PyTree, workers: int, fast: int = 1) -> tuple[Candidate, ..
     if matrices and fast == 1:
         power_sgd = fg.methods.power_sgd(4)
         turned = fg.Eigenbasis(fg.TwoStage(fg.Budget(ratio=50), workers))
-        if any(1 < side <= turned.largest for side in sides):  # it leaves longer sides as they are
+        if any(1 < side <= turned.largest for side in sides):  # longer sides are not rotated
             own = fg.Recipe(turned, feedback)
             rows.append(Candidate("eigenbasis 50x, Muon", own, optimizer=MUON, loss="as dense"))
         rows += [
@@ -208,7 +208,7 @@ def candidates(like: PyTree, workers: int, fast: int = 1) -> tuple[Candidate, ..
         ]
     if fast == 1:
         return tuple(rows)
-    over = functools.partial(fg.Hierarchical, "fast", fast)  # which averages a group exactly
+    over = functools.partial(fg.Hierarchical, "fast", fast)  # no compression within a group
     return tuple(
         dataclasses.replace(row, method=over(slow=row.recipe.exchange, memory=row.recipe.memory))
         for row in rows

@@ -33,7 +33,7 @@ exit codes:
   2    a wrong argument or file, named in one line on stderr
 """
 RULE = re.compile(r"[\w.]+\(.*?\): ")
-"""How an error of the library about an argument begins."""
+"""Start of an fftgrad error about an argument."""
 
 PLAN = """\
 a Llama of 1.3 billion parameters on 16 H100s that are joined by 1 Gbit/s:
@@ -119,7 +119,7 @@ VOCABULARY = 32_000
 
 
 def model(layers: int, width: int, vocabulary: int = VOCABULARY) -> PyTree:
-    """The shapes of a Llama: 12 width^2 values a layer, an embedding and a head of its size."""
+    """Return the shapes of a Llama: about 12 width^2 values per layer, embedding and head."""
     check_count("plan(--layers)", layers, "use --layers 24.")
     check_count("plan(--width)", width, "use --width 2048.")
     check_count("plan(--vocab)", vocabulary, "use --vocab 32000.")
@@ -133,7 +133,7 @@ def model(layers: int, width: int, vocabulary: int = VOCABULARY) -> PyTree:
 
 
 def answer(found: Plan) -> str:
-    """The plan in a sentence or two."""
+    """Summarize the plan in one or two sentences."""
     best, dense = found.best, found.dense
     if not found.compress:
         other = next(row for row in found.rows if not row.is_dense)
@@ -197,7 +197,7 @@ CODECS: dict[str, fg.Codec] = {
     "DCT 64, budget": fg.chain(fg.Dct(block=64), fg.Budget(ratio=100)),
     "budget": fg.Budget(ratio=100),
 }
-"""One of each family, by short names."""
+"""One codec of each family, by a short name."""
 PACKAGES = ("jax", "jaxlib", "optax", "numpy")
 BENCH_LEGEND = """\
 pays below: between two workers over a faster link it takes longer than the bytes
@@ -207,7 +207,7 @@ CodecTimes = tuple[str, float, float, int]
 
 
 def machine() -> str:
-    """Versions, devices and processor of this process, in lines."""
+    """Describe versions, devices and processor of this process."""
     device, *_ = devices = jax.local_devices()
     cpu = pathlib.Path("/proc/cpuinfo")
     named = re.search(r"^model name\s*: (.*)$", cpu.read_text() if cpu.exists() else "", re.M)
@@ -221,7 +221,7 @@ def machine() -> str:
 
 
 def time_codecs(values: int, codecs: dict[str, fg.Codec], seconds: float) -> list[CodecTimes]:
-    """Time codecs on heavy-tailed values, in about so many seconds."""
+    """Time codecs on heavy-tailed values, in about `seconds` seconds."""
     like = jax.ShapeDtypeStruct((values,), jnp.float32)
     inputs = [(x, fg.Step.of(i, i)) for i, x in enumerate(heavy_tailed(like))]
     each, found = seconds / len(codecs) / 2, list[CodecTimes]()
@@ -235,7 +235,7 @@ def time_codecs(values: int, codecs: dict[str, fg.Codec], seconds: float) -> lis
 
 
 def show(values: int, rows: Sequence[CodecTimes]) -> str:
-    """The table of one size."""
+    """Format the table of one vector length."""
     size = 4 * values
     cells = [
         (
@@ -254,7 +254,7 @@ def show(values: int, rows: Sequence[CodecTimes]) -> str:
 
 
 def run_bench(args: argparse.Namespace) -> None:
-    """Print the machine, and the times of codecs for each size. Write its figures for plans."""
+    """Print the machine and the codec times for each size; save the device's figures for plans."""
     print(machine(), flush=True)
     _devices.measure()
     print(f"file      {_devices.kept()}, for fftgrad plan --device", flush=True)
@@ -267,7 +267,7 @@ show every ten seconds which islands counted in the last rounds:
   watch -n 10 fftgrad islands status s3://bucket/run
 """
 ROUNDS = 8
-"""The table has so many of the last rounds."""
+"""Number of rounds in the table, the last ones."""
 
 
 def islands_command(parser: argparse.ArgumentParser) -> Run:
@@ -277,7 +277,7 @@ def islands_command(parser: argparse.ArgumentParser) -> Run:
 
 
 def show_islands(found: fg.islands.Status) -> str:
-    """The last rounds, and the open one."""
+    """Format the last rounds and the open round."""
     rounds: list[tuple[str, ...]] = []
     for one in found.rounds[-ROUNDS:]:
         others = [f"{name} did not come" for name in one.missed]
@@ -309,7 +309,7 @@ COMMANDS = {
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+    """Make the parser of all commands."""
     formatter = functools.partial(argparse.RawDescriptionHelpFormatter, width=79)
     every = "\n".join(examples for _, examples, *_ in COMMANDS.values())
     parser = argparse.ArgumentParser(

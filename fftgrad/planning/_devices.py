@@ -1,4 +1,4 @@
-"""Devices that a plan is for, and codec times on them: from tables of programs, or timed here."""
+"""Devices of a plan, and codec times on these devices, from tables of measured programs."""
 
 import datetime
 import functools
@@ -25,11 +25,11 @@ from fftgrad.planning._timing import Timing, timed
 
 COPY_VALUES = 1 << 22
 ROUNDS = 20
-"""Timed runs, of which the fastest counts, because others share the machine."""
+"""Number of timed runs. The fastest counts, because other processes may use the machine."""
 
 
 class Device(NamedTuple):
-    """A device, by the figures that codec times follow from."""
+    """A device, with the figures that predict codec times."""
 
     name: str
     platform: str  # as JAX calls it: "cpu", "gpu" or "tpu"
@@ -37,12 +37,12 @@ class Device(NamedTuple):
     flops_per_second: float  # of products of float32 matrices at JAX's default precision
     date: str  # of the figures
     launch: float = 4e-6  # seconds of a kernel that does nothing
-    passes: float = 1.0  # bytes that a program moves, in those of the program for an H100
-    error: float = 4.0  # the factor within which codec times are expected
+    passes: float = 1.0  # bytes that a program moves, divided by those of the program for an H100
+    error: float = 4.0  # factor by which a codec time may be wrong
 
 
 STREAM, PRODUCT = 0.8, 0.4
-"""The shares of a peak that kernels are expected to reach: on memory, and in matrix products."""
+"""Shares of the peak that kernels are expected to reach: of memory, and of matrix products."""
 # Peaks of the vendors' data sheets: bytes a second, and dense TF32 or, on a TPU, bfloat16 flops.
 TPU: dict[str, Any] = {"launch": 1e-6, "passes": 12.0, "error": 10.0}
 # A launch takes 3 to 5 us on a GPU. A TPU runs its program without a host, but XLA's own count of
@@ -60,7 +60,7 @@ KNOWN = {
 
 
 def find(device: str | os.PathLike[str]) -> Device:
-    """The device of a name, of a file of `fftgrad bench`, or "this" one, which is measured once."""
+    """Return a device by its name or its file of `fftgrad bench`; "this" is measured once."""
     if device in KNOWN:
         return KNOWN[str(device)]
     path = kept() if device == "this" else pathlib.Path(device)
@@ -76,14 +76,14 @@ def find(device: str | os.PathLike[str]) -> Device:
 
 
 def kept() -> pathlib.Path:
-    """The file with the figures of this device of this host: hosts may share a home folder."""
+    """Return the file with this device's figures; its name has the host, as hosts may share it."""
     folder = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     name = f"{platform.node()}-{_kind()}.json".replace(" ", "-").lower()
     return pathlib.Path(folder) / "fftgrad" / name
 
 
 def measure() -> Device:
-    """Measure the device of this process, and keep its figures in a file."""
+    """Measure the device of this process, and save its figures in a file."""
     found = measured()
     kept().parent.mkdir(parents=True, exist_ok=True)
     kept().write_text(json.dumps(found._asdict(), indent=1))
@@ -91,7 +91,7 @@ def measure() -> Device:
 
 
 def measured() -> Device:
-    """The figures of this device, which take a second or two."""
+    """Measure the figures of this device, in one or two seconds."""
     cpu = jax.default_backend() == "cpu"
     side = 1024 if cpu else 8192
     x = jnp.ones((side, side), jnp.float32) / side
@@ -107,8 +107,8 @@ def measured() -> Device:
 
 
 def copy_seconds() -> float:
-    """Seconds of a copy into memory that was used before, because fresh memory takes longer."""
-    if jax.default_backend() == "cpu":  # on one thread: others may have the other processors
+    """Time a copy into memory that was written before, because fresh memory takes longer."""
+    if jax.default_backend() == "cpu":  # one thread, because other processes may use other cores
         x, into = (np.ones(COPY_VALUES, np.float32) for _ in range(2))
         return timed(lambda x: np.copyto(into, x), [x], 0.0, ROUNDS).least
     many = jnp.ones(16 * COPY_VALUES, jnp.float32)  # so that the launch is a small part
@@ -123,13 +123,13 @@ MUONS = (fg.optimizers.feedback_muon, optax.contrib.muon)
 ITERATIONS = 5
 """Newton-Schulz iterations of an orthogonalization."""
 TICK = 1e-7
-"""The shortest time that can be told from none."""
+"""Shortest measurable time."""
 PASSES = 8
-"""Passes over a gradient that groups of workers with fast links make first and last."""
+"""Passes over a gradient for the two dense collectives of `Hierarchical` over fast links."""
 
 
 class Point(NamedTuple):
-    """Seconds of a row on a CPU, or bytes of its program for a GPU."""
+    """Times of a row: seconds on a CPU, or bytes and kernels of its program for a GPU."""
 
     values: int
     workers: int
@@ -141,7 +141,7 @@ class Point(NamedTuple):
 
 @functools.cache
 def load_table(name: str = "timings") -> Mapping[str, Any]:
-    """A table of the package: its head, and the points of each row by its name."""
+    """Load a table of the package: its head, and the points of each row by name."""
     file = importlib.resources.files("fftgrad.planning") / f"{name}.json"
     found = json.loads(file.read_text())
     found["rows"] = {row["name"]: [Point(*p) for p in row["points"]] for row in found["rows"]}
@@ -151,7 +151,7 @@ def load_table(name: str = "timings") -> Mapping[str, Any]:
 def from_table(
     rows: Sequence[Candidate], like: PyTree, groups: Groups, device: Device
 ) -> tuple[dict[str, Timing], str]:
-    """Codec times on a device, and a sentence that says where they come from."""
+    """Predict codec times on a device; return them with sentences about their source."""
     find = _measured if device.platform == "cpu" else _counted
     found, values = dict[str, Timing](), count(like)
     workers, fast, _ = groups
@@ -182,13 +182,13 @@ def from_table(
 
 
 def orthogonalizing(like: PyTree) -> float:
-    """Multiplications and additions of Muon, for all matrices but embeddings and heads."""
+    """Count multiplications and additions of Muon, without embeddings and heads."""
     sides = (sorted(shape) for shape in matrices(like))
     return float(sum(ITERATIONS * (4 * a * a * b + 2 * a**3) for a, b in sides))
 
 
 def matrices(like: PyTree) -> list[tuple[int, int]]:
-    """The shapes that Muon orthogonalizes."""
+    """Return the shapes of the matrices that Muon orthogonalizes."""
     numbers = fg.optimizers.muon_dimensions(like)
     is_leaf = lambda x: x is None or isinstance(x, optax.contrib.MuonDimensionNumbers)  # noqa: E731
     pairs = zip(jax.tree.leaves(like), jax.tree.leaves(numbers, is_leaf=is_leaf), strict=True)
@@ -196,10 +196,10 @@ def matrices(like: PyTree) -> list[tuple[int, int]]:
 
 
 def turning(like: PyTree, largest: int = fg.Eigenbasis(fg.AllReduce()).largest) -> float:
-    """Multiplications and additions of an eigenbasis, for all sides of at most `largest` values.
+    """Count multiplications and additions of `Eigenbasis`, for sides of at most `largest` values.
 
-    Three pairs of products turn a matrix there, and its mean and what was sent of it back; a pair
-    follows the averages, and a tenth of some products of square ones makes new bases.
+    Per step, products rotate the gradient, and rotate the mean and the sent values back. Others
+    update the averages, and sometimes compute new bases.
     """
     shapes = [leaf.shape for leaf in jax.tree.leaves(like) if len(leaf.shape) == 2]
     sides = [(side, a * b) for a, b in shapes for side in (a, b) if 1 < side <= largest]
@@ -207,12 +207,12 @@ def turning(like: PyTree, largest: int = fg.Eigenbasis(fg.AllReduce()).largest) 
 
 
 def _slower(device: Device) -> float:
-    """How many times as long as on the machine of the table a copy takes."""
+    """Return the copy time on the device, divided by the copy time on the table's machine."""
     return 8 * COPY_VALUES / load_table()["copy_seconds"] / device.bytes_per_second
 
 
 def _measured(row: Candidate, values: int, workers: int, device: Device) -> tuple[float, float]:
-    """Seconds to compress and to decompress on a CPU, from the times of another."""
+    """Predict seconds to compress and decompress on a CPU from times on another CPU."""
     slower = _slower(device)
     points = load_table()["rows"][row.name]
     most = max(p.workers for p in points)
@@ -228,7 +228,7 @@ def _measured(row: Candidate, values: int, workers: int, device: Device) -> tupl
 
 
 def _counted(row: Candidate, values: int, workers: int, device: Device) -> tuple[float, float]:
-    """Seconds to compress and to decompress, from the bytes and the kernels of a program."""
+    """Predict seconds to compress and decompress from the bytes and kernels of a program."""
     (point,) = load_table("programs")["rows"][row.name]
     moved = device.passes * values / point.values / device.bytes_per_second
     launches = device.launch * math.ceil(values / BUCKET_LIMIT)
@@ -238,14 +238,14 @@ def _counted(row: Candidate, values: int, workers: int, device: Device) -> tuple
 
 
 def _gathers(row: Candidate) -> bool:
-    """True if each worker decodes the payloads of all."""
+    """Return True if each worker decodes the payloads of all workers."""
     exchange = row.recipe.exchange
     own = exchange.slow if isinstance(exchange, fg.Hierarchical) else exchange
     return isinstance(own, fg.AllGather)
 
 
 def _at(points: Sequence[tuple[int, float]], values: int) -> float:
-    """Between two sizes by a power of it; beyond the largest in proportion."""
+    """Interpolate between two sizes by a power law; beyond the largest, in proportion."""
     sizes, seconds = zip(*points, strict=True)
     if values >= sizes[-1]:
         return seconds[-1] * values / sizes[-1]

@@ -1,4 +1,4 @@
-"""Gradients in files, their analysis, and its tables."""
+"""Save, load and analyze gradients."""
 
 import bisect
 import functools
@@ -26,11 +26,11 @@ NAME = re.compile(r"step=(\d+)/worker=(\d+)/(.*)", re.DOTALL)
 
 
 class GradientLog(NamedTuple):
-    """Gradients of some steps, worker by worker.
+    """Gradients of some steps and workers.
 
     Attributes:
-      gradients: for each step, by its number, the gradient of each worker, by its number: a tree of
-        arrays.
+      gradients: {step: {worker: gradient}}, with numbers of steps and workers. A gradient is a tree
+        of arrays.
     """
 
     gradients: Mapping[int, Mapping[int, PyTree]]
@@ -49,12 +49,12 @@ class GradientLog(NamedTuple):
 def save_gradients(path: str | os.PathLike[str], log: GradientLog) -> None:
     """Function: write gradients to an .npz file.
 
-    An array is called step=100/worker=3/layers/0/w, with the keys, positions and fields of the
-    leaf's path between slashes. bfloat16 is stored as float32, because NumPy has no name for it.
+    The name of an array is like step=100/worker=3/layers/0/w: step, worker, and the path of the
+    leaf. bfloat16 is stored as float32, because NumPy has no bfloat16.
 
     Args:
-      path: the file; `~` is the home folder, and the suffix .npz is added if there is none.
-      log: the gradients; in several processes each saves its own workers to a file of its own.
+      path: the file; `~` is the home folder. The suffix .npz is added if it is missing.
+      log: the gradients. With several processes, each saves its workers to its own file.
 
     Example:
       >>> import tempfile
@@ -80,15 +80,15 @@ def load_gradients(*paths: str | os.PathLike[str]) -> GradientLog:
     """Function: read gradients from .npz files.
 
     Args:
-      *paths: files of `fg.planning.save_gradients`, such as one of each process, which together
-        have each step of a worker once; or one file of other arrays, which is a tree of step 0 and
-        worker 0. Arrays of integers are left out.
+      *paths: files of `fg.planning.save_gradients`, such as one per process; or one .npz file of
+        other arrays, which is read as the gradient of step 0 and worker 0. Arrays of integers are
+        left out.
 
     Returns:
-      A `GradientLog`. Each tree is a dict from paths to arrays, whatever containers it had.
+      A `GradientLog`. Each gradient is a dict from paths to arrays.
 
     Raises:
-      ValueError: if a file cannot be read, or a gradient is there twice.
+      ValueError: if a file cannot be read, or two files have the same gradient.
 
     Example:
       >>> import tempfile
@@ -115,7 +115,7 @@ def load_gradients(*paths: str | os.PathLike[str]) -> GradientLog:
 def _arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
     """Read the floating-point arrays of an .npz file by their names."""
     file = local_path("load_gradients(*paths)", path)
-    with file.open("rb") as opened:  # whose errors name the file
+    with file.open("rb") as opened:  # errors of `open` name the file
         try:
             loaded: Any = np.load(opened, allow_pickle=False)
             found = {name: loaded[name] for name in loaded.files}
@@ -124,19 +124,19 @@ def _arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
                 f"load_gradients({path}): must be a whole .npz file of arrays, got other content; "
                 "save it again by fg.planning.save_gradients or np.savez(file, **arrays)."
             ) from error
-    # NumPy saves bfloat16 as two bytes without a name.
+    # NumPy saves bfloat16 as unnamed two-byte values (V2).
     found = {k: x.view(jnp.bfloat16) if x.dtype == np.dtype("V2") else x for k, x in found.items()}
     return {k: x for k, x in found.items() if jnp.issubdtype(x.dtype, jnp.floating)}
 
 
 BLOCK = 4096
-"""Values that are sampled together, so that neighbors remain neighbors."""
+"""Length of a sampled block. Blocks keep neighboring values together, as transforms need them."""
 KEPT = (0.1, 0.01, 0.001)
-"""Shares of the coefficients that are kept, counted in real numbers."""
+"""Shares of the coefficients that are kept. A complex coefficient counts as two."""
 SHARE = 0.01
-"""The share of the values that count as large."""
+"""Share of the values that count as large."""
 LEAVES = 12
-"""The table has so many, those of the most energy."""
+"""Number of leaves in the table, those with the most energy."""
 BASES: dict[str, fg.Codec] = {
     "none": fg.Identity(),
     "Dct 16": fg.Dct(block=16),
@@ -151,17 +151,17 @@ DENSE = (
     *(fg.chain(fg.Hadamard(), fg.codecs.LloydMax(bits=bits)) for bits in (1, 2, 3, 4)),
     fg.Cast("bfloat16"),
 )
-"""Codecs that send something for every value."""
+"""Codecs that send every value in a few bits."""
 
 
 class LeafFigures(NamedTuple):
-    """Figures of one leaf, or of all leaves below 4,096 values together.
+    """Figures of one leaf, or of all leaves with fewer than 4,096 values together.
 
     Attributes:
-      name: the path of the leaf.
+      name: path of the leaf.
       values: number of values in one gradient.
-      energy: its share of the sum of squares, in [0, 1].
-      zeros: the share of values that are exactly zero.
+      energy: the leaf's share of the gradient's sum of squares, in [0, 1].
+      zeros: share of the values that are exactly zero.
     """
 
     name: str
@@ -175,9 +175,9 @@ class Rate(NamedTuple):
 
     Attributes:
       codec: the codec, for a gradient of any size.
-      ratio: how many times fewer bytes than float32 it may send.
-      bits: sent bits a value.
-      error: the relative error.
+      ratio: minimum ratio of float32 bytes to payload bytes.
+      bits: bits sent per value.
+      error: relative L2 error.
     """
 
     codec: fg.Codec
@@ -187,7 +187,7 @@ class Rate(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """True if it sends something for every value."""
+        """True if the codec sends every value in a few bits."""
         return self.codec in DENSE
 
 
@@ -196,16 +196,16 @@ class Analysis(NamedTuple):
 
     Attributes:
       values: number of values in one gradient.
-      sampled: how many of them were measured, in each step and worker: all, or blocks of 4,096.
-      zeros: the share of values that are exactly zero.
-      dropped: for each basis the relative errors of keeping the largest 10 %, 1 % and 0.1 % of its
-        coefficients, counted in real numbers.
-      overlap: the share of places that the largest 1 % of two workers have in common, 0.01 by
-        chance; None for one worker.
-      cosine: between the gradients of two workers in one step; None for one worker.
-      leaves: figures of each leaf of 4,096 values or more, and of all smaller ones together.
-      rates: what codecs send and lose, from the smallest size on, the best of each size first.
-      recommendation: what follows, each sentence with the figures that it rests on.
+      sampled: number of values measured per step and worker: all, or blocks of 4,096.
+      zeros: share of the values that are exactly zero.
+      dropped: for each basis, the relative errors of keeping the largest 10 %, 1 % and 0.1 % of the
+        coefficients, where a complex coefficient counts as two.
+      overlap: share of the positions of the largest 1 % that two workers have in common; 0.01 by
+        chance, None for one worker.
+      cosine: cosine of the gradients of two workers in one step; None for one worker.
+      leaves: figures of each leaf of 4,096 values or more, and of all smaller leaves together.
+      rates: bytes and errors of codecs, highest ratio first, and by error within a ratio.
+      recommendation: sentences, each with the figures that support it.
     """
 
     values: int
@@ -227,17 +227,17 @@ def analyze(
 ) -> Analysis:
     """Function: measure gradients, and recommend a basis, a codec and an exchange.
 
-    docs/api/planning.md says how to read each figure. Of more than `max_values` values, over all
-    steps and workers, it samples blocks of 4,096, one in each of equal stretches of the gradient,
-    at the same positions in all of them and by a fixed seed. Codecs are measured on all leaves as
-    one vector. Three sizes take most of a minute on a CPU, and the rest takes seconds.
+    docs/api/planning.md explains the figures. If all gradients together have more than `max_values`
+    values, it samples blocks of 4,096 values, at the same random positions in each gradient, by a
+    fixed seed. Codecs are measured on all leaves as one vector. Three ratios take most of a minute
+    on a CPU.
 
     Args:
-      gradients: what `fg.planning.load_gradients` returned, a `GradientLog`, or a tree of arrays,
-        as of one step and worker. They are measured in float32.
-      max_values: how many values to measure, at least 4,096.
-      ratios: the sizes at which to measure codecs: how many times fewer bytes than float32; none
-        for no codecs.
+      gradients: a `GradientLog`, such as the result of `fg.planning.load_gradients`, or one
+        gradient, a tree of arrays. All are cast to float32.
+      max_values: number of values to measure over all steps and workers, at least 4,096.
+      ratios: ratios of float32 bytes to payload bytes at which codecs are measured; () measures no
+        codecs.
 
     Returns:
       An `Analysis`.
@@ -257,7 +257,7 @@ def analyze(
     fine, got = bool(rows.any() and np.isfinite(rows).all()), "other values or none"
     rule, remedy = "be finite in float32 and not all zero", "leave that step out."
     check(fine, "analyze(gradients)", rule, got, remedy)
-    # A power of two changes no bit, and squares neither overflow nor vanish.
+    # Scale by a power of two, which is exact, so that squares neither overflow nor underflow.
     rows = np.ldexp(rows, -np.frexp(np.max(np.abs(rows)))[1])
     squares = np.square(rows, dtype=np.float64)
     n = columns.size
@@ -282,7 +282,7 @@ def analyze(
 
 
 def _columns(values: int, most: int) -> Array:
-    """Positions of the sample: all, or those of one block in each of equal stretches."""
+    """Choose the positions of the sample: all, or one random block in each of equal ranges."""
     blocks = -(-values // BLOCK)
     count = max(1, most // BLOCK)
     edges = np.arange(count + 1) * blocks // count
@@ -294,14 +294,14 @@ def _columns(values: int, most: int) -> Array:
 
 
 def _row(tree: PyTree, sizes: Mapping[str, int], columns: Array) -> Array:
-    """The sample of one gradient, in float32."""
+    """Return the sampled values of one gradient, in float32."""
     leaves = {name: np.asarray(x) for name, x in by_path(tree).items()}
     same = {name: x.size for name, x in leaves.items()} == sizes
     remedy = "pass gradients of one model."
     check(same, "analyze(gradients)", "be trees of one structure", "others", remedy)
     bad = [name for name, x in leaves.items() if not jnp.issubdtype(x.dtype, jnp.floating)]
     check_type(not bad, "analyze(gradients)", "be floating-point", bad, "leave them out.")
-    with np.errstate(over="ignore"):  # what float32 cannot hold is refused later
+    with np.errstate(over="ignore"):  # `analyze` refuses values that become infinite
         whole = [x.ravel().astype(np.float32) for x in leaves.values()]
     return np.concatenate([np.zeros(0, np.float32), *whole])[columns]
 
@@ -321,7 +321,7 @@ def _dropped(coefficients: Array, values: int) -> Array:
 
 
 def _overlap(rows: Array) -> float:
-    """The share of places that the largest values of two workers have in common, over all pairs."""
+    """Return the share of positions of large values that two workers share, over all pairs."""
     count, n = rows.shape
     few = n - math.ceil(SHARE * n)
     large = np.argpartition(np.abs(rows), few, axis=1)[:, few:]
@@ -330,7 +330,7 @@ def _overlap(rows: Array) -> float:
 
 
 def _cosine(rows: Array) -> float:
-    """The mean cosine of two workers."""
+    """Return the mean cosine of two workers, over all pairs."""
     unit = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
     count = len(rows)
     return float((np.sum(np.square(np.sum(unit, axis=0))) - count) / (count * (count - 1)))
@@ -352,7 +352,7 @@ def _leaves(
 
 
 def _rates(rows: Array, ratios: Sequence[float], basis: fg.Codec) -> tuple[Rate, ...]:
-    """Codecs at each of some sizes, the best of each size first."""
+    """Measure codecs at each ratio; sort by error within a ratio."""
     n, found = rows.shape[1], list[Rate]()
     like = jax.ShapeDtypeStruct((n,), jnp.float32)
     slots = n // 2 if isinstance(basis, fg.Fft) else n
@@ -385,7 +385,7 @@ def _lost(codec: fg.Codec, row: jax.Array) -> jax.Array:
 
 
 def _sentences(found: Analysis) -> Iterator[str]:
-    """The recommendation."""
+    """Write the recommendation."""
     usable = [name for name in BASES if name not in ("none", "Hadamard")]  # it is for quantizers
     best = min(usable, key=lambda name: float(found.dropped[name][1]))
     there, here = float(found.dropped[best][1]), float(found.dropped["none"][1])
@@ -435,7 +435,7 @@ def _sentences(found: Analysis) -> Iterator[str]:
 
 
 def show(found: Analysis) -> str:
-    """All tables, and the recommendation."""
+    """Format all tables and the recommendation."""
     about = f"{found.values:,} values, {found.sampled:,} of them measured; zeros {found.zeros:.1%}"
     if found.overlap is not None:
         about += f"; two workers share {found.overlap:.1%} of the places of their largest 1 %"

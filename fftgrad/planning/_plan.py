@@ -1,4 +1,4 @@
-"""Plans: the exchange that reaches dense's loss first on a device and a link."""
+"""Plans: predict which exchange reaches the loss of dense training first."""
 
 import dataclasses
 import math
@@ -25,7 +25,7 @@ from fftgrad.planning._timing import Timing
 
 ACCEPTED: tuple[Loss, ...] = ("as dense", "close")
 MARGIN = 0.1
-"""A recommended row is so much faster than dense, which is about the error of a prediction."""
+"""A recommended row is at least 10 % faster than dense, because predictions err by about 10 %."""
 
 
 class PlanRow(NamedTuple):
@@ -33,16 +33,16 @@ class PlanRow(NamedTuple):
 
     Attributes:
       name: name of the candidate.
-      code: expression that makes it: the first transformation of a chain, a whole optimizer, or
-        local steps around an optimizer.
-      seconds: seconds of a step, the mean over steps with and without an exchange.
-      link_bytes: bytes that leave a worker over its slow link in a step, on average.
+      code: Python expression: the first transformation of a chain, a complete optimizer, or local
+        steps around an optimizer.
+      seconds: seconds per step, the mean over steps with and without an exchange.
+      link_bytes: mean bytes per step that a worker sends over its slow link.
       loss: class of the final loss in runs of small models with 4 or 8 workers.
-      steps: steps to dense's loss, in units of dense's steps: measured, or those of the class.
+      steps: steps to dense's loss, divided by dense's steps: measured, or assumed for the class.
       every: steps between two exchanges.
-      whole: True if the code is a whole optimizer instead of the user's.
-      parts: seconds of a step's parts, with a step's share of an exchange.
-      is_dense: True for a row with which the others are compared.
+      whole: True if the code is a complete optimizer, which replaces the user's.
+      parts: seconds per step of each part, averaged over steps with and without an exchange.
+      is_dense: True for a dense row. The other rows are compared with the fastest dense row.
       why_not: reason why the row is not recommended, or "" for the recommended row.
     """
 
@@ -60,12 +60,12 @@ class PlanRow(NamedTuple):
 
     @property
     def to_loss(self) -> float:
-        """Seconds to the loss that dense reaches in a step."""
+        """Seconds until the loss falls as much as in one dense step."""
         return self.seconds * self.steps
 
     @property
     def place(self) -> str:
-        """The place of the code, if that is not a chain."""
+        """Where the code belongs; "" for the first transformation of a chain."""
         local = "; parameters have a row for each worker" if self.every > 1 else ""
         if self.whole:
             return f"in place of your optimizer, with its own learning rate{local}"
@@ -79,8 +79,8 @@ class Plan(NamedTuple):
     """The result of `fg.planning.plan`. `print(plan)` shows a table.
 
     Attributes:
-      rows: sorted by the seconds to dense's loss.
-      source: the source of the codec times, as a sentence.
+      rows: the predictions, sorted by `to_loss`.
+      source: where the codec times come from, in sentences.
     """
 
     rows: tuple[PlanRow, ...]
@@ -120,7 +120,7 @@ class Plan(NamedTuple):
 
 
 def sort(rows: Sequence[PlanRow]) -> tuple[PlanRow, ...]:
-    """Sort rows by their seconds to dense's loss, and say why all but one are not recommended."""
+    """Sort rows by seconds to dense's loss, and set `why_not` of all rows but the best."""
     ranked = sorted(rows, key=lambda row: row.to_loss)
     dense = next(row for row in ranked if row.is_dense)
     faster = (row for row in ranked if row.to_loss * (1 + MARGIN) < dense.to_loss)
@@ -146,7 +146,7 @@ def predict_row(
     groups: Groups,
     algorithm: Algorithm,
 ) -> PlanRow:
-    """The prediction for a candidate, by its collectives from one exchange to the next."""
+    """Predict a row from the collectives `sent` in `row.every` steps."""
     compress, decompress, muon = timing
     exchange = _predict.exchange_seconds(sent, groups.links(link), algorithm)
     parts = Parts(step, compress, exchange, decompress, muon)
@@ -185,37 +185,37 @@ def plan(
     measure: bool = False,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Plan:
-    """Function: predict which exchange reaches dense's loss first. It may be a dense one.
+    """Function: predict which exchange, compressed or dense, reaches dense's loss first.
 
-    A step takes the step itself, the codec time of the device that will train, and the time of the
-    collectives over the links. Rows are ranked by the seconds of a step times the steps to dense's
-    loss. docs/plan.md explains the order, docs/results/predictions.md the model and its errors.
+    The time per step includes backward pass and optimizer, codecs on the training device, and
+    collectives over the links. Rows are ranked by seconds per step times steps to dense's loss.
+    docs/plan.md explains the ranking, docs/results/predictions.md the model and its errors.
 
     Args:
       params: the parameters, or their shapes.
       step: seconds of a step without any exchange, or a text: "300ms".
       link: link of each worker, such as `fg.planning.Link("1gbit", "100us")`, or its bandwidth:
         "1gbit". With `fast`, the slow link.
-      workers: number of workers; with `fast`, of all groups together.
-      fast: number of workers that fast links join, such as the GPUs of a machine, and their link:
-        `(8, fg.planning.Link("50GB/s", "10us"))`. All exchanges are then `Hierarchical`, over the
-        axes ("slow", "fast") in place of "data".
-      timings: codec time of each row by its name. By default those of the default rows follow from
-        `device`, and rows of your own are timed here.
-      buckets: number of messages of a gradient, all but the last of which overlap the backward
-        pass. The default is 1 on a CPU; elsewhere 1 or 8 for each row, whichever is faster.
+      workers: total number of workers.
+      fast: number of workers in a group with fast links, such as the GPUs of a machine, and the
+        fast link: `(8, fg.planning.Link("50GB/s", "10us"))`. All exchanges are then `Hierarchical`,
+        over the axes ("slow", "fast") instead of "data".
+      timings: codec time of each row by its name. By default, default rows get the times that are
+        predicted for `device`, and your own rows are timed on this device.
+      buckets: number of buckets of a gradient; the exchange of all but the last overlaps the
+        backward pass. The default is 1 on a CPU; elsewhere 1 or 8 for each row, the faster one.
       algorithm: algorithm of the collectives: "ring", "tree", or the "fastest" for each.
       rows: candidates to compare instead of the default ones; at least one must be dense.
       device: the device that will train: "h100", "a100", "l40s", "v5e", a file that `fftgrad bench`
         wrote, or "this" one, which is measured once. Equal calls give equal plans.
       measure: True to time the default rows here too, which takes minutes and the model's memory.
-      tell: function of the name of each row that is about to be timed, such as `print`.
+      tell: function that is called with the name of each row before it is timed, such as `print`.
 
     Returns:
-      A `Plan`. `print(plan)` is the table, `print(plan.best)` the code.
+      A `Plan`. `print(plan)` shows the table, `print(plan.best)` the code to paste.
 
     Raises:
-      ValueError: if there is no dense row, two rows have one name, or a timing is missing.
+      ValueError: if no row is dense, two rows have the same name, or a timing is missing.
 
     Example:
       >>> params = jax.ShapeDtypeStruct((1000, 1000), "float32")
@@ -284,7 +284,7 @@ def plan(
 
 
 def _sharing(muon: float, like: PyTree, link: Link, groups: Groups) -> str:
-    """Say what `share_axis` would save of Muon's seconds, if it saves some."""
+    """Return a sentence with Muon's time under `share_axis`, or "" if that saves no time."""
     axis, workers = list(groups.axes.items())[-1]
     share = 2 * -(-sum(map(math.prod, _devices.matrices(like))) // workers)
     shared = muon / workers
@@ -296,7 +296,7 @@ def _sharing(muon: float, like: PyTree, link: Link, groups: Groups) -> str:
 
 
 def _cut(row: Candidate, like: PyTree, buckets: int) -> Candidate:
-    """The candidate with a gradient in buckets, unless it has its own or nothing overlaps."""
+    """Set the bucket size of a candidate, unless it has one or its exchange overlaps nothing."""
     bucketing = row.recipe.bucketing
     if buckets == 1 or row.every > 1 or bucketing.bucket_bytes is not None:
         return row
@@ -306,15 +306,15 @@ def _cut(row: Candidate, like: PyTree, buckets: int) -> Candidate:
 
 
 def _sent(row: Candidate, like: PyTree, joined: Groups) -> tuple[Collective, ...]:
-    """The collectives of a worker from one exchange to the next."""
+    """Return the collectives of a worker in `row.every` steps."""
     tx = row.transformation(joined.axis)
     return _predict.traffic("plan(rows)", tx, like, joined.axes, row.every)
 
 
 def _usual(row: Candidate, like: PyTree, joined: Groups) -> tuple[tuple[Collective, ...], int]:
-    """The collectives of a default row for one of the pieces of a gradient, and their number.
+    """Return the collectives of a default row for one piece of a gradient, and the piece count.
 
-    Low ranks need the matrices. All other default rows send as much for one vector of all values.
+    Low-rank rows need the shapes. The bytes of all other rows depend only on the number of values.
     """
     exchange, total = row.recipe.exchange, count(like)
     if isinstance(exchange, fg.PowerSgd | fg.AcpSgd):
@@ -337,28 +337,27 @@ def predict_step(
     buckets: int = 1,
     algorithm: Algorithm = "fastest",
 ) -> float:
-    """Function: predict the seconds of a step with any chain, as `plan` does for its candidates.
+    """Function: predict the seconds per step of any optax chain, as `plan` does for candidates.
 
-    The traffic is read off a trace, without devices; docs/results/predictions.md has the model.
+    It traces the chain to count its traffic. docs/results/predictions.md explains the model.
 
     Args:
-      tx: chain, without the optimizer if `step` includes it.
+      tx: the chain, without the optimizer if `step` includes the optimizer's time.
       params: parameters, or their shapes.
       step: seconds of a step without any exchange, or a text: "300ms".
       link: link of each worker, or its bandwidth: "1gbit"; or the link of each axis:
         `{"slow": ..., "fast": ...}`.
       axes: number of workers along each axis: `{"data": 16}`.
-      timing: codec time. The default is what `fg.planning.time_exchange` returns here.
-      every: number of local steps for one exchange.
-      buckets: number of messages of a gradient, as many as the chain's
-        `Bucketing(bucket_bytes=...)` makes.
+      timing: codec time. By default, `fg.planning.time_exchange` measures it on this device.
+      every: number of local steps per exchange.
+      buckets: number of buckets of a gradient that the chain's `Bucketing(bucket_bytes=...)` makes.
       algorithm: algorithm of the collectives, as in `fg.planning.plan`.
 
     Returns:
-      Seconds of a step, the mean over those with and without an exchange.
+      Seconds per step, the mean over steps with and without an exchange.
 
     Raises:
-      ValueError: if the traffic changes from step to step, or is in a loop.
+      ValueError: if the traffic changes from step to step, or a collective is inside a loop.
 
     Example:
       >>> params = jax.ShapeDtypeStruct((5000, 5000), "float32")

@@ -1,12 +1,12 @@
-"""Seconds of a step over links: the model, the codec time of an exchange, and its traffic.
+"""Model of the seconds of a step over links, and the traffic of an exchange.
 
     step     = backward pass and optimizer, without any exchange
-    muon     = Muon's matrix products, of a row that has Muon in place of the optimizer
+    muon     = Muon's matrix products, if Muon replaces the optimizer
     exchange = Σ over collectives of rounds · α + bytes over the link / β
     seconds  = step + muon + (compress + exchange + decompress) / H
 
-with the latency α and the bandwidth β of a link, and an exchange every H steps. A gradient that
-travels in B buckets leaves while the backward pass runs, all but the last of them:
+with the latency α and the bandwidth β of a link, and an exchange every H steps. If a gradient has
+B buckets, the exchange of all but the last bucket overlaps the backward pass:
 
     seconds  = max(step + compress, (B - 1) / B · exchange) + exchange / B + decompress + muon
 
@@ -29,24 +29,24 @@ from fftgrad.ops._collectives import RING, Collective
 from fftgrad.planning import _text
 
 Algorithm = Literal["fastest", "ring", "tree"]
-"""Algorithm of collectives. A ring takes a round for each worker, a tree lg w. "fastest" is the
-faster of a ring and the algorithm that libraries use for short messages."""
+"""Algorithm of collectives. An all-gather of w workers takes w - 1 rounds in a ring, log2 w in a
+tree. "fastest" is the faster of the two for each collective."""
 
 
 @value
 class Link:
     """Value: the link of a worker. A message takes latency + bytes / bandwidth.
 
-    `fg.planning.measure_link` measures both for a mesh. If you give them, give the bandwidth that a
-    collective gets. TCP gets 94 to 96 % of the line rate of an Ethernet, 99 % with packets of 9,001
-    bytes. Many connections over a short queue, and links of 40 Gbit/s and more, get much less
-    (docs/results/others.md).
+    `fg.planning.measure_link` measures both for a mesh. If you set them yourself, use the bandwidth
+    that a collective reaches. TCP reaches 94 to 96 % of the line rate of Ethernet, 99 % with
+    packets of 9,001 bytes. Many connections over a short queue, and links of 40 Gbit/s and more,
+    reach much less (docs/results/others.md).
 
     Args:
       bandwidth: bytes per second in each direction, or a text: "1gbit", "100 Mbit/s", "25GB/s".
-      latency: seconds of a round of a collective with short messages, or a text: "100us", "2ms".
-        gloo takes two to three times the delay of the link.
-      shares: kinds of collectives that get a part of the bandwidth: (("all-to-all", 0.6),).
+      latency: seconds per round of a collective of short messages, or a text: "100us", "2ms". With
+        gloo it is two to three times the delay of the link.
+      shares: kinds of collectives that reach only a share of `bandwidth`: (("all-to-all", 0.6),).
 
     Example:
       >>> fg.planning.Link("1gbit", "100us")
@@ -70,16 +70,16 @@ class Link:
 
     @classmethod
     def of(cls, link: "Link | str | float") -> "Link":
-        """The link itself, or one with this bandwidth and the default latency."""
+        """Return a link as it is; for a bandwidth, a link with the default latency."""
         return link if isinstance(link, Link) else cls(link)
 
 
 TREES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "collective-broadcast": 1}
-"""How often a tree goes up or down."""
+"""Passes up or down the tree per collective."""
 
 
 def rounds(kind: str, workers: int, algorithm: Literal["ring", "tree"] = "ring") -> float:
-    """Number of rounds of a collective, each of which takes the latency."""
+    """Return the number of rounds of a collective; each round takes the latency once."""
     if algorithm == "tree" and kind in TREES:
         return TREES[kind] * math.log2(workers)
     if kind == "collective-permute":
@@ -91,19 +91,19 @@ class Parts(NamedTuple):
     """The parts of a step, in seconds."""
 
     step: float  # backward pass and optimizer
-    compress: float  # until the first message can leave
+    compress: float  # until the first message can be sent
     exchange: float  # on the links
-    decompress: float  # decoding, and all else that follows the first message
-    muon: float = 0.0  # Muon's matrix products, if they are known apart
+    decompress: float  # decoding, and all other work after the first message
+    muon: float = 0.0  # Muon's matrix products; 0 if `decompress` includes them
 
 
 def collective_seconds(
     kind: str, size: float, workers: int, link: Link, algorithm: Algorithm = "fastest"
 ) -> float:
-    """Seconds of a collective to which each worker passes `size` bytes.
+    """Return the seconds of a collective to which each worker passes `size` bytes.
 
-    A ring sends as many bytes as halving and doubling, a pipelined tree of an all-reduce w/(w - 1)
-    times as many. An all-to-all has no tree.
+    A tree sends as many bytes as a ring, except for an all-reduce: w/(w - 1) times as many if the
+    tree is pipelined. An all-to-all has no tree.
     """
     if workers == 1:
         return 0.0
@@ -122,7 +122,7 @@ def collective_seconds(
 def exchange_seconds(
     collectives: Iterable[Collective], links: Mapping[str, Link], algorithm: Algorithm = "fastest"
 ) -> float:
-    """Seconds of collectives one after the other, each as long as along the slowest of its axes."""
+    """Return the seconds of collectives in sequence. Each takes the time of its slowest axis."""
 
     def seconds(c: Collective) -> float:
         along = (links[axis] for axis in c.axes or ())
@@ -132,9 +132,9 @@ def exchange_seconds(
 
 
 def step_seconds(parts: Parts, *, every: int = 1, buckets: int = 1) -> float:
-    """Seconds of a step, with an exchange of `buckets` messages every `every` steps.
+    """Return the mean seconds of a step, with an exchange of `buckets` buckets every `every` steps.
 
-    The exchange of local steps overlaps nothing.
+    With local steps, nothing overlaps.
     """
     step, compress, exchange, decompress, muon = parts
     if every > 1:
@@ -146,15 +146,15 @@ def step_seconds(parts: Parts, *, every: int = 1, buckets: int = 1) -> float:
 def traffic(
     argument: str, tx: Any, like: PyTree, axes: Mapping[str, int], every: int = 1
 ) -> tuple[Collective, ...]:
-    """The collectives of a transformation in so many steps; errors name the `argument`.
+    """Return the collectives of a transformation in `every` steps; errors name the `argument`.
 
-    Collectives under a condition run in one of the steps, all others in each.
+    Collectives inside a conditional run in one of these steps, all others in each step.
     """
     state = jax.eval_shape(tx.init, like)
     found = _collectives.collectives(tx.update, axes, like, state, like)
     once, got = not any(c.repeated for c in found), "a collective in one"
     check(once, argument, "send outside of loops", got, "unroll it, because a trace has one turn.")
-    # Of one conditional, one branch sends. Of several, only some of them do in a step.
+    # One sending branch runs once in `every` steps. With several, the traffic changes by step.
     same = len({c.branch for c in found if c.branch}) <= (every > 1)
     remedy = "say every=4 of 4 local steps, or plan the parts of a schedule one by one."
     check(same, argument, "send the same in every step", "an exchange that changes by step", remedy)
@@ -163,9 +163,9 @@ def traffic(
 
 
 def sent_by(exchange: fg.Exchange, like: PyTree, axes: Mapping[str, int]) -> tuple[Collective, ...]:
-    """The collectives of an exchange for one bucket, along the first axis.
+    """Return the collectives of an exchange for one bucket, along the first axis.
 
-    A trace of `Budget` takes a second, so what follows from `wire_bytes` is not traced.
+    A trace of `Budget` takes a second, so `wire_bytes` replaces the trace where possible.
     """
     axis, *_ = axes
 
@@ -192,15 +192,15 @@ def sent_by(exchange: fg.Exchange, like: PyTree, axes: Mapping[str, int]) -> tup
 
 
 def count(params: PyTree) -> int:
-    """Number of values."""
+    """Count the values of a tree."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
 class Groups(NamedTuple):
-    """The workers of a plan: groups along slow links, and the workers that fast links join."""
+    """The workers of a plan: groups over slow links, each of workers with fast links."""
 
-    slow: int
-    fast: int = 1
+    slow: int  # number of groups
+    fast: int = 1  # number of workers in a group
     link: Link | None = None  # of the fast axis, if there is one
 
     @property
@@ -219,7 +219,7 @@ class Groups(NamedTuple):
 
 
 def groups(workers: int, fast: tuple[int, Link] | None) -> Groups:
-    """Check the workers of a plan, and group them."""
+    """Check the workers of a plan and group them."""
     workers = check_count("plan(workers)", workers, "one exchanges nothing.", least=2)
     if fast is None:
         return Groups(workers)

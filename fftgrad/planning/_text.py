@@ -9,7 +9,7 @@ from fftgrad._values import brief, check, check_type, plain
 TIME = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(s|ms|us|µs|ns)\s*")
 EXPONENTS = {"s": "", "ms": "e-3", "us": "e-6", "µs": "e-6", "ns": "e-9"}
 RATE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kKmMgGtT]?)((?i:bits?)|[bB](?=/s|ps))(?:/s|ps)?\s*")
-"""As the field writes it: Gb/s is a gigabit a second, GB/s a gigabyte. 1gb may mean either."""
+"""Gb/s is a gigabit per second, GB/s a gigabyte. "1gb" is refused, because it may mean either."""
 BITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 PREFIXES = {-3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T"}
 
@@ -50,22 +50,22 @@ def _number(argument: str, given: object, remedy: str) -> float:
 
 
 def quantity(value: float, unit: str) -> str:
-    """Three digits, a prefix and a unit: 0.3123 s is "312 ms", 3.5e3 s "3,500 s", 4e6 B "4 MB"."""
+    """Format as three digits, prefix and unit: "312 ms", "3,500 s", "4 MB"."""
     rounded = float(f"{value:.3g}")
     if rounded == 0 or not math.isfinite(rounded):
         return f"{rounded:g} {unit}"
-    largest = 0 if unit == "s" else max(PREFIXES)  # nobody writes kiloseconds
+    largest = 0 if unit == "s" else max(PREFIXES)  # seconds have no prefix above 1
     thousands = min(max(math.floor(math.log10(abs(rounded)) / 3), min(PREFIXES)), largest)
     return f"{three_digits(rounded / 1000.0**thousands)} {PREFIXES[thousands]}{unit}"
 
 
 def three_digits(value: float) -> str:
-    """A number without a unit: 1976.3 is "1,980", 0.51234 is "0.512"."""
+    """Format a number without a unit: 1976.3 as "1,980", 0.51234 as "0.512"."""
     return f"{float(f'{value:.3g}'):,.12g}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], text: Sequence[int] = (0,)) -> str:
-    """Lines under a head: columns of `text` on the left of their room, numbers on the right."""
+    """Format a table. Columns in `text` are aligned to the left, all others to the right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:

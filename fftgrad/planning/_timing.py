@@ -1,4 +1,4 @@
-"""Times of programs, links and exchanges on this machine."""
+"""Time programs, links and exchanges on this machine."""
 
 import statistics
 import time
@@ -24,14 +24,14 @@ from fftgrad.ops._collectives import RING, Axes
 from fftgrad.planning._predict import Link, count, rounds
 
 Agree = Callable[[float], float]
-"""Waits for all workers, and returns the greatest of their numbers."""
+"""Waits for all processes, and returns the maximum of their numbers."""
 
 
 class Timed(NamedTuple):
     """The times of a program."""
 
-    seconds: float  # the median over the rounds
-    least: float  # of the fastest round
+    seconds: float  # median over the rounds
+    least: float  # seconds of the fastest round
     rounds: int
 
 
@@ -42,10 +42,10 @@ def timed(
     least_rounds: int = 3,
     agree: Agree = float,
 ) -> Timed:
-    """Time a function over at least so many seconds and rounds, with the inputs in turn.
+    """Time a function for at least `seconds` and `least_rounds`, with each input in turn.
 
-    The first two runs do not count: one compiles, and one allocates. With `agree`, workers begin
-    together, the slowest counts, and all make the same rounds.
+    Two runs before are not timed: one compiles, and one allocates. With `agree`, all processes
+    start each round together, record the slowest time, and run the same number of rounds.
     """
     for _ in range(2):
         jax.block_until_ready((inputs, run(inputs[0])))
@@ -58,14 +58,14 @@ def timed(
         start = time.perf_counter()
         result = jax.block_until_ready(run(inputs[len(times) % len(inputs)]))
         elapsed = agree(time.perf_counter() - start)
-        del result  # before the next one needs the memory, and not within its time
+        del result  # free its memory before the next round, outside of the timed region
         times.append(elapsed)
-        # `agree` counts too: over a slow link it may take far longer than the task.
+        # Include `agree`, which may take far longer than the function over a slow link.
         used += time.perf_counter() - begun
 
 
 def agreement(mesh: Mesh, axis_name: AxisName) -> Agree:
-    """The `agree` of a mesh; one process alone has nobody to ask."""
+    """Make the `agree` function of a mesh; with one process, the identity."""
     if jax.process_count() == 1:
         return float
     most, spec = lambda x: lax.pmax(x, axis_name), P(axis_name)
@@ -79,15 +79,15 @@ def agreement(mesh: Mesh, axis_name: AxisName) -> Agree:
 
 
 def full(mesh: Mesh, axis_name: AxisName, size: int, value: float) -> jax.Array:
-    """A vector of one value, cut along the axis; each process makes its own part."""
+    """Make a constant vector that is sharded over the axis; each process makes its own shards."""
     own, whole = NamedSharding(mesh, P(axis_name)), np.full(size, value, np.float32)
     return jax.make_array_from_callback(whole.shape, own, lambda index: whole[index])
 
 
-# The links of a mesh.
+# Links of a mesh.
 
 SIZES = (1 << 13, 1 << 18, 1 << 22, 1 << 25)
-"""Bytes of the whole vector of a collective."""
+"""Bytes of the timed vectors; of an all-gather, bytes of the result."""
 COLLECTIVES: dict[str, Callable[[jax.Array, AxisName], jax.Array]] = {
     "all-reduce": lambda x, axis: lax.psum(x, axis),
     "all-gather": lambda x, axis: lax.all_gather(x, axis, tiled=True),
@@ -100,30 +100,30 @@ class Sent(NamedTuple):
 
     kind: str
     rounds: float
-    bytes: float  # that left each worker
-    seconds: float  # the median
+    bytes: float  # bytes that each worker sent over its link
+    seconds: float  # median
 
 
 def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0) -> Link:
     """Function: measure the latency and the bandwidth between the workers of a mesh.
 
     It times an all-reduce, an all-gather and an all-to-all of vectors of 8 KiB to 32 MiB, from the
-    moment when all workers are ready until the last is done. The difference between the largest and
-    the smallest gives the bandwidth of each kind; the rest of the smallest is latency. All
-    processes have to call it at once, as any collective. Two sizes are always timed. A larger one
-    is left out if its bytes would take more than four times `seconds` and more than four times the
-    size before, so over a very slow link the bandwidth rests on 256 KiB.
+    moment when all workers are ready until the last one is done. The bandwidth of each kind follows
+    from the difference between the largest and the smallest vector. The latency is the remaining
+    time of the smallest vector. All processes must call this function together. On a slow link,
+    large vectors that would take more than about four times `seconds` are left out. 8 and 256 KiB
+    are always timed.
 
     Args:
-      mesh: over real or simulated devices, of one process or of several.
+      mesh: a mesh of real or simulated devices, in one or several processes.
       axis_name: the axis, or axes, whose links are measured.
-      seconds: to spend on each collective and size, about.
+      seconds: approximate seconds for each collective and size.
 
     Returns:
-      A `Link`, the same on all workers. Its latency is that of a round of a ring. On CPUs, whose
-      library has only rings, plan with `algorithm="ring"`.
+      A `Link`, the same on all workers. Its latency is that of one round of a ring. JAX's CPU
+      collectives use only rings: with CPUs, plan with `algorithm="ring"`.
 
-    Wire: up to twice 32 MiB over each link, three times or more.
+    Wire: up to 64 MiB over each link per collective, which runs at least five times.
 
     Example:
       >>> mesh = jax.make_mesh((2,), ("data",))
@@ -137,7 +137,7 @@ def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0)
     check(workers > 1, "measure_link(mesh)", rule, workers, remedy)
     found, longest = list[Sent](), dict[int, float]()
     for size in SIZES:
-        if len(longest) > 1:  # the bytes of this size take so long; its latency is no reason
+        if len(longest) > 1:  # predict the seconds of the next size, without its latency
             (small, before), (large, last) = list(longest.items())[-2:]
             if (last - before) / (large - small) * (size - large) > 4 * max(seconds, last):
                 break
@@ -151,16 +151,16 @@ def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0)
 
 
 def fit(found: list[Sent]) -> Link:
-    """Fit a link: the bandwidth from the largest and smallest messages, the latency from the rest.
+    """Fit the bandwidth to the largest and smallest message, then the latency to the smallest.
 
-    A regression over all sizes would overestimate the bandwidth, because links let short messages
-    pass at once.
+    A regression over all sizes would overestimate the bandwidth, because links often let short
+    bursts pass at a higher rate.
     """
     rates, rest = dict[str, float](), list[float]()
     for kind in dict.fromkeys(sent.kind for sent in found):
         own = sorted((t for t in found if t.kind == kind), key=lambda t: t.bytes)
         small, large = own[0], own[-1]
-        # Noise may hide the time of the bytes; less than a hundredth of the whole cannot be seen.
+        # Noise may exceed the difference. Differences below 1 % are not measurable.
         more = max(large.seconds - small.seconds, large.seconds / 100)
         rates[kind] = (large.bytes - small.bytes) / more
         rest.append((small.seconds - small.bytes / rates[kind]) / small.rounds)
@@ -172,7 +172,7 @@ def fit(found: list[Sent]) -> Link:
 def _time(
     mesh: Mesh, axis_name: AxisName, collective: Callable[..., jax.Array], size: int, seconds: float
 ) -> float:
-    """Seconds of a collective to which each worker passes so many bytes."""
+    """Return the seconds of a collective to which each worker passes `size` bytes."""
     workers, spec = _axes.mesh_size(mesh, axis_name), P(axis_name)
     words = -(-size // 4 // workers) * workers
     run = lambda x: collective(x, axis_name).ravel()[:1]  # noqa: E731
@@ -181,16 +181,16 @@ def _time(
     return timed(jax.jit(mapped), inputs, seconds, agree=agreement(mesh, axis_name)).seconds
 
 
-# An exchange on one device.
+# Exchanges on one device.
 
 
 class Timing(NamedTuple):
     """Codec time of an exchange on a device, without the links.
 
     Attributes:
-      compress: seconds until the first message can leave.
-      decompress: seconds of the rest: decoding the payloads of all workers, memory, the mean.
-      muon: seconds of Muon's matrix products in a step, if they are known separately.
+      compress: seconds until the first message can be sent.
+      decompress: seconds after that: decoding the payloads of all workers, memory, the mean.
+      muon: seconds per step of Muon's matrix products; 0 if `decompress` includes them.
     """
 
     compress: float
@@ -206,21 +206,21 @@ def time_exchange(
     every: int = 1,
     seconds: float = 0.5,
 ) -> Timing:
-    """Function: time the exchange of any chain on this device, without the links.
+    """Function: time the exchange of any optax chain on this device, without the links.
 
-    One device is enough for any number of workers: each collective returns the result for workers
-    that all sent the same. The time includes decoding their payloads. Use it for a chain that no
-    `fg.planning.Candidate` describes, such as an optimizer that exchanges.
+    One device is enough for any number of workers: it simulates one worker, and each collective
+    returns the result of workers that all sent the same. The time includes decoding all payloads.
+    Use it for a chain that no `fg.planning.Candidate` describes, such as your own optimizer.
 
     Args:
-      tx: chain, without the optimizer if `step` includes it.
+      tx: the chain, without the optimizer if `step` of `predict_step` includes its time.
       params: parameters, or their shapes.
       axes: number of workers along each axis: `{"data": 16}`.
-      every: number of local steps for one exchange. All of them are timed.
-      seconds: approximate duration of the rounds.
+      every: number of local steps per exchange. All of them are timed together.
+      seconds: approximate seconds of timed rounds.
 
     Returns:
-      A `Timing`. With local steps all of it is in `decompress`, because nothing overlaps.
+      A `Timing`. With local steps, `decompress` has all of the time, because nothing overlaps.
 
     Example:
       >>> dgc = fg.compressed_pmean(fg.methods.dgc(0.01), axis_name="data")
@@ -233,7 +233,7 @@ def time_exchange(
     like = like_of("time_exchange", params)
     update: Any = jax.jit(alone(tx.update, axes), donate_argnums=1)
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
-    # Compiled, so that no two arrays share a buffer: one cannot be given away twice.
+    # Under jit, so that no two arrays share a buffer, which could not be donated twice.
     state, gradients = jax.jit(tx.init)(zeros), heavy_tailed(like)
 
     def turn(gradient: PyTree) -> Any:
@@ -243,7 +243,7 @@ def time_exchange(
             mean, state = update(gradient, state, zeros)
         return mean, state
 
-    # One round is enough of an exchange that takes longer than `seconds`.
+    # If an exchange takes longer than `seconds`, time one round.
     took, first = timed(turn, gradients, seconds, 1).seconds, 0.0
     if every == 1:  # nothing overlaps with local steps
         start = jax.jit(until_sent(tx.update, axes))
@@ -253,7 +253,7 @@ def time_exchange(
 
 
 def like_of(owner: str, params: PyTree) -> PyTree:
-    """The shapes of parameters, in float32."""
+    """Return the shapes of parameters, in float32."""
     _bucketing.check_tree(owner, "params", params)
     remedy = "pass the parameters, or their shapes."
     check(count(params) > 0, f"{owner}(params)", "have values", "none", remedy)
@@ -261,7 +261,7 @@ def like_of(owner: str, params: PyTree) -> PyTree:
 
 
 def heavy_tailed(like: PyTree) -> list[PyTree]:
-    """Two trees of heavy-tailed values, as gradients have them."""
+    """Draw two trees of values with heavy tails, like those of gradients."""
     leaves, structure = jax.tree.flatten(like)
     keys = jax.random.split(jax.random.key(0), (2, len(leaves)))
     trees = [jax.tree.unflatten(structure, row) for row in keys]
@@ -270,24 +270,24 @@ def heavy_tailed(like: PyTree) -> list[PyTree]:
 
 
 def alone(function: Callable[..., Any], axes: Axes) -> Callable[..., Any]:
-    """Run `function` as one of so many equal workers, without the others.
+    """Make a function that runs `function` as worker 0 of simulated workers along `axes`.
 
-    A collective returns at once the result for workers that all sent the same, of which this one is
-    the first.
+    A collective does not communicate: it returns the result for workers that all sent the same.
     """
     return lambda *args: _call(function, axes, args)[0]
 
 
 def until_sent(function: Callable[..., Any], axes: Axes) -> Callable[..., Any]:
-    """Run `function` up to the operands of its first collective, which compiles no more of it.
+    """Make a function that returns only the operands of the first collective of `function`.
 
-    If a conditional has the first collective inside, its operands; without any collective, ().
+    XLA then removes all later operations. If the first collective is inside a conditional, return
+    the operands of the conditional; without any collective, return ().
     """
     return lambda *args: next(iter(_call(function, axes, args)[1]), ())
 
 
 def _call(function: Callable[..., Any], axes: Axes, args: Any) -> tuple[Any, list[Sequence[Any]]]:
-    """The result for one worker, and the operands of each collective."""
+    """Return the result for one worker, and the operands of each collective."""
     trace = jax.make_jaxpr(function, axis_env=list(axes.items()), return_shape=True)
     closed, shape = trace(*args)
     sent = list[Sequence[Any]]()
@@ -316,7 +316,7 @@ def _apply(eqn: core.JaxprEqn, args: list[Any], axes: Axes, sent: list[Any]) -> 
     if name in _collectives.KINDS and (along := _collectives.axes_of(eqn, axes)):
         workers = _collectives.group_size(eqn, along, axes)
         sent.append(args)
-        # A compiler that knew that all workers sent the same would decode it once.
+        # Without a barrier, XLA would see that all payloads are equal, and decode only one.
         return lax.optimization_barrier([_received(eqn, workers, x) for x in args])
     inner = list(_collectives.programs_in(eqn))
     if not any(has(program, {*_collectives.KINDS, "axis_index"}) for program in inner):
@@ -340,14 +340,14 @@ def _apply(eqn: core.JaxprEqn, args: list[Any], axes: Axes, sent: list[Any]) -> 
 
 
 def has(jaxpr: core.Jaxpr, names: set[str]) -> bool:
-    """True if a program has any of the primitives, at any depth."""
+    """Return True if a program has any of the primitives, at any depth."""
     if any(eqn.primitive.name in names for eqn in jaxpr.eqns):
         return True
     return any(has(inner, names) for eqn in jaxpr.eqns for inner in _collectives.programs_in(eqn))
 
 
 def _received(eqn: core.JaxprEqn, workers: int, x: Any) -> Any:
-    """The array that the first worker receives if all send `x`."""
+    """Return the array that worker 0 receives if all workers send `x`."""
     params = eqn.params
     match eqn.primitive.name:
         case "psum":

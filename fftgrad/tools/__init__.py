@@ -1,4 +1,4 @@
-"""Tools for one array and its bytes. May import `training` and the rooms below it."""
+"""Compress single arrays, and count bytes. May import `training` and the packages below it."""
 
 from fftgrad.ops._collectives import Collective
 from fftgrad.tools._audit import audit

@@ -1,4 +1,4 @@
-"""Collectives of a compiled program."""
+"""List the collectives of a compiled program."""
 
 import math
 import re
@@ -33,17 +33,17 @@ class _Instruction(NamedTuple):
 def audit(compiled: jax.stages.Compiled | str) -> tuple[Collective, ...]:
     """Function: list every collective of a compiled program, from its text.
 
-    It shows the real traffic, because a compiler may widen a dtype, or split or add a collective. A
-    collective of several arrays is listed once for each.
+    It shows the real traffic: a compiler may widen a dtype, or split or add collectives. A
+    collective of several arrays is listed once per array.
 
     Args:
       compiled: `jax.jit(step).lower(...).compile()`, or its text, for a CPU or GPU; TPU programs
         are untested.
 
     Returns:
-      The collectives, in program order. The sum of their bytes is `fg.wire_bytes(exchange, params)`
-      if the compiler changed none and the step has no others, such as those of a mean loss, a
-      weight or `track_error`. For `Scheduled`, this holds within each branch.
+      The collectives, in program order. If the compiler changed none, and the step has no others
+      (mean loss, weight, `track_error`), their bytes add up to `fg.wire_bytes(exchange, params)`.
+      For `Scheduled`, add up the bytes of one branch.
 
     Raises:
       ValueError: if the text is not that of a compiled program.
@@ -122,7 +122,7 @@ def _branches(rest: str) -> list[str]:
     if match := _BRANCHES.search(rest):
         return [name.strip().lstrip("%") for name in match[1].split(",")]
     if match := _TRUE_FALSE.search(rest):
-        return [match[2], match[1]]  # as lax.cond counts them
+        return [match[2], match[1]]  # in the order of lax.cond: branch 0 is the false one
     return []
 
 

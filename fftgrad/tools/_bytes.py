@@ -1,4 +1,4 @@
-"""Bytes that a step sends, from shapes alone, and payloads as bytes for files and stores."""
+"""Count the bytes of a step from shapes alone, and serialize payloads for files and stores."""
 
 import itertools
 import math
@@ -21,10 +21,10 @@ from fftgrad.tools._compress import as_vector, check_payload
 
 MAGIC = b"FFTG"
 VERSION = 1
-"""Version of head and tail. The configuration includes the version of the words between them."""
+"""Version of head and tail. The configuration covers the version of the payload's encoding."""
 
 HEAD = struct.Struct("<4sHHIQ")
-"""Magic, version, zero, configuration, number of bytes of the payload."""
+"""Magic, version, zero, configuration checksum, number of bytes of the payload."""
 
 TAIL = struct.Struct("<I")
 
@@ -32,18 +32,18 @@ TAIL = struct.Struct("<I")
 def wire_bytes(
     part: Codec | Exchange | Recipe, like: PyTree, bucketing: Bucketing | None = None
 ) -> int:
-    """Function: the exact number of bytes that one worker hands to the collectives per step.
+    """Function: compute the exact number of bytes that a worker passes to the collectives per step.
 
-    It is computed from shapes: a header of 4 bytes, main and side, each rounded up to 4 bytes. A
-    compiled program sends as many (`fg.audit`). `fg.link_bytes` counts how often they cross a link.
+    The number follows from shapes: a header of 4 bytes, then main and side, each rounded up to a
+    multiple of 4 bytes. `fg.audit` checks it in a compiled program.
 
     Args:
       part: a codec, an exchange, or a method, such as `fg.methods.top_k(0.01)`.
       like: the gradient: an array, a `jax.ShapeDtypeStruct`, or a pytree of them.
-      bucketing: that of `compressed_pmean`, if any.
+      bucketing: as for `compressed_pmean`.
 
     Raises:
-      ValueError: if the bytes change by step (`Scheduled`): pass `exchange.at(step)`.
+      ValueError: if the bytes depend on the step (`Scheduled`). Pass `exchange.at(step)`.
 
     Example:
       >>> x = jax.ShapeDtypeStruct((1_000_000,), "float32")
@@ -59,19 +59,19 @@ def wire_bytes(
 def link_bytes(
     part: Codec | Exchange | Recipe, like: PyTree, workers: int, bucketing: Bucketing | None = None
 ) -> float:
-    """Function: the bytes that each of w workers sends over its link per step.
+    """Function: compute the bytes that each of w workers sends over its link per step.
 
     The workers form a ring. An all-gather sends each buffer w - 1 times, an all-reduce
-    2 (w - 1) / w times, an all-to-all (w - 1) / w times. Computed by tracing, without devices.
+    2 (w - 1) / w times, an all-to-all (w - 1) / w times. It traces the exchange, without devices.
 
     Args:
       part: as for `fg.wire_bytes`.
       like: the gradient, as for `fg.wire_bytes`.
-      workers: number of all workers, w. For `Hierarchical`, only the slow links count.
-      bucketing: that of `compressed_pmean`, if any.
+      workers: w, the total number of workers. For `Hierarchical`, only slow links are counted.
+      bucketing: as for `compressed_pmean`.
 
     Raises:
-      ValueError: as `fg.wire_bytes`; or if the exchange is made for another number of workers.
+      ValueError: as `fg.wire_bytes`; or if the exchange is for another number of workers.
 
     Example:
       >>> x = jax.ShapeDtypeStruct((1_000_000,), "float32")
@@ -86,7 +86,7 @@ def link_bytes(
 def _recipe(
     owner: str, part: Codec | Exchange | Recipe, like: PyTree, bucketing: Bucketing | None
 ) -> Recipe:
-    """Return the recipe that exchanges `like`; for a codec, with `AllGather`."""
+    """Return `part` as a recipe; wrap a codec in `AllGather`."""
     swapped, remedy = isinstance(like, Codec | Exchange | Recipe), f"call {owner}(part, like)."
     check_type(not swapped, f"{owner}(like)", "be a gradient", like, remedy)
     exchange = AllGather(part) if isinstance(part, Codec) else part
@@ -100,16 +100,16 @@ def _recipe(
 def to_bytes(payload: Payload, codec: Codec, like: Like) -> bytes:
     """Function: serialize a payload, for files, object storage and your own transports.
 
-    docs/wire-format.md describes the format, which is the same on every machine. The bytes contain
-    only a checksum of codec and shape. Store both, and the step of a codec that draws.
+    docs/wire-format.md describes the format. Store the codec, the shape and, for a codec with
+    random numbers, the step too: the bytes contain only a checksum of codec and shape.
 
     Args:
-      payload: the result of `fg.compress`; not under `jax.jit`, where arrays have no values.
-      codec: the codec that made it.
-      like: an array or `jax.ShapeDtypeStruct` of the shape that was compressed.
+      payload: the result of `fg.compress`. Call it outside of `jax.jit`.
+      codec: the codec that made the payload.
+      like: an array or `jax.ShapeDtypeStruct` with the shape of the compressed array.
 
     Returns:
-      `fg.wire_bytes(codec, like)` + 20 bytes, which `fg.tools.from_bytes` reads.
+      `fg.wire_bytes(codec, like)` + 20 bytes, for `fg.tools.from_bytes`.
 
     Example:
       >>> codec, x = fg.TopK(k=1), jnp.array([0.0, -3.0, 1.0, 2.0])
@@ -126,15 +126,15 @@ def to_bytes(payload: Payload, codec: Codec, like: Like) -> bytes:
 
 
 def from_bytes(data: bytes | bytearray | memoryview, codec: Codec, like: Like) -> Payload:
-    """Function: read the payload, bit for bit, from the bytes of `to_bytes`.
+    """Function: read a payload, bit for bit, from the bytes of `to_bytes`.
 
-    Untrusted bytes are safe. Their size is checked first, nothing is executed, and a payload takes
-    no more memory than a valid one. The checksum detects damage, but does not authenticate.
+    Untrusted bytes are safe: the size is checked first, no code is executed, and invalid bytes take
+    no more memory than valid ones. The checksum detects damage, but does not authenticate.
 
     Args:
       data: the result of `fg.tools.to_bytes`.
       codec: the codec that made the payload.
-      like: an array or `jax.ShapeDtypeStruct` of the shape that was compressed.
+      like: an array or `jax.ShapeDtypeStruct` with the shape of the compressed array.
 
     Raises:
       ValueError: if the bytes were altered, or were made by another codec, shape or version.
@@ -182,12 +182,12 @@ def _fault(view: memoryview, spec: Payload, codec: Codec, like: Like) -> str:
 
 
 def _configuration(codec: Codec, like: Like) -> int:
-    # Every array is cast to float32, so its own dtype must not count.
+    # The checksum must not depend on the array's dtype, because `compress` casts to float32.
     return _wire.configuration(codec, jax.ShapeDtypeStruct(like.shape, jnp.float32))
 
 
 def _places(leaves: list[Like]) -> list[tuple[int, int, int]]:
-    """Return start and end of each leaf's bytes, and the end of its last word."""
+    """Return the start and end of each leaf's bytes, and the end of the padding after them."""
     used = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves]
     stops = itertools.accumulate((-(-n // 4) * 4 for n in used), initial=HEAD.size)
     return [(a, a + n, b) for n, (a, b) in zip(used, itertools.pairwise(stops), strict=True)]

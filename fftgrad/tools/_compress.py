@@ -1,4 +1,4 @@
-"""One array through a codec, without an exchange."""
+"""Compress and decompress single arrays, without an exchange."""
 
 import math
 
@@ -15,24 +15,24 @@ from fftgrad.exchanges._parts import Parts
 
 
 def compress(codec: Codec, x: jax.Array, *, step: Step = Step()) -> Payload:
-    """Function: the payload that a worker would send for the array `x`.
+    """Function: compute the payload that a worker would send for the array `x`.
 
-    Pure; works under `jax.jit`, `jax.vmap` and `jax.eval_shape`. A codec with a state acts as in
-    its first step. To carry the state, call `codec.compress(x, state, step)`.
+    Pure; works under `jax.jit`, `jax.vmap` and `jax.eval_shape`. A codec with state starts from its
+    initial state. To keep the state, call `codec.compress(x, state, step)` instead.
 
     Args:
       codec: a codec, or a chain of codecs.
       x: float32, bfloat16 or float16 array of any shape; flattened and cast to float32.
-      step: the keys of a codec that draws, `fg.Step.of(key)`, with another key for each call; and
-        the number of the step, for a codec that changes by step.
+      step: `fg.Step.of(key)` with a new key for each call, for a codec with random numbers; also
+        contains the step number, for a codec that changes by step.
 
     Returns:
-      The payload, in `fg.wire_bytes(codec, like=x)` bytes, header included. `fg.decompress` with
-      the same codec and `like=x` returns the array.
+      The payload, which takes `fg.wire_bytes(codec, like=x)` bytes with its header. `fg.decompress`
+      with the same codec and `like=x` decodes it.
 
     Raises:
-      ValueError: if `x` is empty, if the codec does not fit the shape, or if it draws and the step
-        has no key.
+      ValueError: if `x` is empty, the codec does not fit the shape, or the codec needs random
+        numbers and `step` has no key.
 
     Example:
       >>> codec, x = fg.TopK(k=2), jnp.array([0.0, -3.0, 1.0, 2.0])
@@ -77,8 +77,8 @@ def decompress_mean(
 ) -> jax.Array:
     """Function: decode the payloads of all workers and average them, as `AllGather` does.
 
-    Use it for payloads that travel without a collective. Payloads are added in order, sparse ones
-    in place. A transform is inverted once for all of them.
+    Use it for payloads that you send without a collective. It adds the payloads in order, sparse
+    ones in place, and inverts a transform only once.
 
     Args:
       codec: the codec that made the payloads.
@@ -88,7 +88,7 @@ def decompress_mean(
 
     Raises:
       ValueError: if the payloads do not have the stacked shapes that the codec makes of `like`.
-        Only shapes are checked: 20 and 21 signs have the same.
+        Only shapes are checked; for example, payloads of 20 and 21 signs have equal shapes.
 
     Example:
       >>> x, codec = jnp.array([[4.0, 1.0], [1.0, 2.0]]), fg.TopK(k=1)
@@ -107,7 +107,7 @@ def decompress_mean(
 
 
 def as_vector(argument: str, like: Like) -> Like:
-    """Return the shape of a flattened array, and refuse an empty one."""
+    """Return the shape of the flattened array; refuse an empty array."""
     size = math.prod(like.shape)
     check(size > 0, argument, "not be empty", like.shape, "leave it out.")
     return jax.ShapeDtypeStruct((size,), jnp.float32)
@@ -116,7 +116,7 @@ def as_vector(argument: str, like: Like) -> Like:
 def check_payload(
     name: str, codec: Codec, payload: Payload, vector: Like, workers: tuple[int, ...]
 ) -> None:
-    """Refuse a payload that the codec cannot have made."""
+    """Refuse a payload with other shapes or dtypes than the codec's payloads."""
     check_kind(f"{name.partition('(')[0]}(codec)", codec, Codec, "pass a value such as TopK(k=9).")
     wanted = payload_spec(codec, vector)
     if jax.tree.structure(wanted) != jax.tree.structure(payload) or any(
