@@ -145,7 +145,7 @@ class Memory(abc.ABC):
         """Return the next state; `error` is the part of `x` that the others did not receive."""
 
     def restore(self, lost: PyTree, state: PyTree) -> PyTree:
-        """Add `lost`, the rounding error of the mean, to the values to send later."""
+        """Add `lost`, what narrow leaves cannot hold of the float32 mean, to the values to send."""
         return state
 
 
@@ -189,7 +189,7 @@ class Exchange(abc.ABC):
         """Average `x` over the workers by the collectives of `comm`."""
 
     def wire_bytes(self, like: PyTree) -> int:
-        """Return the bytes that a worker passes to the collectives; by default, for one worker."""
+        """Return the bytes that each worker passes to the collectives, as if it were alone."""
         return sum(found.bytes for found in self._collectives(like, 1))
 
     def link_bytes(self, like: PyTree, workers: int) -> float:

@@ -32,7 +32,7 @@ class ErrorFeedback(Memory):
 
     For d = u = 1 this is plain error feedback, e' = x - sent(x), which loses no value.
     Error feedback delays gradients, as momentum does. So use an optimizer without momentum, or one
-    that adds a share of the new gradient to its momentum, as `fg.optimizers.feedback_adam` does.
+    whose update has the new gradient beside the momentum, as that of `fg.optimizers.feedback_adam`.
 
     A beta below 1 is ScaleCom's low-pass filter. The residuals of the workers become more similar.
     `LeaderTopK` needs similar residuals, because one worker chooses the coefficients that all send.
@@ -52,8 +52,9 @@ class ErrorFeedback(Memory):
     Shapes: residual float32 or bfloat16, shaped like the gradient, on each worker; with bfloat16
       also a count, int32[].
 
-    Claims: for d = 1, Σ mean sent + mean e / u = Σ mean gradient, with Σ over steps and means over
-      workers. In bfloat16 this holds in expectation, with a relative rounding error of up to 2^-7.
+    Claims: for d = 1, (Σ mean sent) + mean e / u = Σ mean gradient, with Σ over steps, means over
+      workers, and e the last residual. In bfloat16 this holds in expectation;
+      each rounding changes a residual by up to 2^-7 of itself.
 
     Example:
       >>> memory, g = fg.ErrorFeedback(), jnp.array([1.0, 2.0])

@@ -306,7 +306,7 @@ LARGEST = float(np.finfo(np.float32).max) * (1 - 2**-20)
 class UniformQuantizer(Quantizer):
     """Quantizer: round each value stochastically to one of 2s + 1 evenly spaced levels.
 
-    The vector is cut into buckets. A value v_i of a bucket with the norm ||v|| is decoded as
+    The vector is cut into buckets (QSGD's word for blocks). In a bucket v, v_i is decoded as
 
         ||v|| sign(v_i) (floor(l) + Bernoulli(l - floor(l))) / s,
         with l = s |v_i| / ||v||,   s = 2^(bits-1) - 1.

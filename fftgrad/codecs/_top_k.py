@@ -65,7 +65,7 @@ class TopK(_Share):
     """Selector: keep the k coefficients of largest magnitude.
 
     Let S be the positions of the k largest |x_i|. Among equal magnitudes, the lowest positions are
-    kept. The payload holds S, and the values x_i at these positions in ascending order. The
+    kept. The payload holds S in ascending order, and the values x_i at these positions. The
     magnitude of a complex coefficient is its modulus, or zero if both of its parts are subnormal.
     NaN counts as the largest magnitude.
 
@@ -78,7 +78,7 @@ class TopK(_Share):
 
     Claims: biased; not summable; ||x - C(x)||² <= (1 - k/n) ||x||².
 
-    Differs from the paper: the paper sends bitmaps, and selects by a sort or approximately.
+    Differs from the paper: the paper always sends bitmaps, and selects by a sort or approximately.
 
     Example:
       >>> fg.compress(fg.TopK(fraction=0.5), jnp.array([1.0, -4.0, 2.0, 0.5])).main
@@ -215,7 +215,8 @@ class RandomK(_Share):
       fraction: share of the n coefficients kept, 0 < fraction <= 1; k = ceil(fraction · n).
       k: number of coefficients kept, in place of `fraction`; all n if n < k.
       rescale: True to multiply kept values by n/k, the inverse of their probability, which makes
-        the codec unbiased. Use False with error feedback, which would send n/k times the residual.
+        the codec unbiased. Use False with error feedback: with True, n/k times the residual would
+        be sent.
 
     Wire: x float32[n] | complex64[n] -> main of that dtype [k].
 
@@ -252,7 +253,8 @@ class RandomK(_Share):
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         (n,) = like.shape
         kept = Sparse(self.positions((), n, step), payload.main)
-        # `compress` makes all values NaN, or none. XLA scatters in place into a new array only.
+        # `compress` makes all values NaN, or none. NaN is in the new array, because XLA would copy
+        # any other one before it scatters.
         start = jnp.where(jnp.isfinite(payload.main[0]), 0.0, jnp.nan)
         whole = jnp.full((n,), start, payload.main.dtype)
         return kept.put_into(whole)

@@ -396,7 +396,7 @@ class Dct(_Tiled):
       block: length b of a block, or largest side of a tile, a power of two up to 1024. A shorter
         vector or axis is one block of the next power of two.
       shape: rows and columns of the matrix; the last axis of a leaf gives the columns. Use it with
-        `Bucketing("leaf")` and a rule that gives each leaf its shape. None: cut the vector.
+        `Bucketing("leaf")` and a function from each leaf to its codec. None: cut the vector.
 
     Wire: x float32[n] -> main float32[b · ceil(n/b)], or float32[tiles · tile_size].
 

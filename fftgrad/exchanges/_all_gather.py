@@ -20,8 +20,8 @@ class AllGather(Exchange):
     """Exchange: every worker sends its payload to all, and each worker decodes and averages them.
 
     Each payload travels as one uint32 buffer in one collective. If the codec begins with a linear
-    transform, such as `Fft`, the inverse transform runs once, on the sum of the payloads. Payloads
-    are added in the order of the workers, so that all replicas get the same bits.
+    transform, such as `Fft`, the decoded coefficients of all workers are added before one inverse
+    transform. They are added in the order of the workers, so that all replicas get the same bits.
 
     Args:
       codec: a codec, usually a chain such as `chain(Fft(), TopK(fraction=0.1), LogQuantizer(8))`;
