@@ -221,20 +221,22 @@ def drawn(rows, kinds=kinds, *, always=()) -> set:
     return taken
 
 
-def sample(rows, kinds=kinds, *, always=(), marks=()):
-    """Parametrize an expensive test: one row of each kind, and the other rows are slow.
+def sample(rows, kinds=kinds, *, always=(), marks=(), others=SLOW):
+    """Parametrize an expensive test: one row of each kind; the other rows have another mark.
 
     Args:
       rows: names of codecs, exchanges or methods; or any others, with `kinds` of their own.
       kinds: a function from a row to the set of its kinds.
       always: rows that are never left out.
       marks: marks of the rows that are drawn.
+      others: mark of the other rows.
     """
     rows = list(rows)
     taken = drawn(rows, kinds, always=always)
     params = {row: row if isinstance(row, tuple) else (row,) for row in rows}
+    marks_of = {row: marks if row in taken else others for row in rows}
     return [
-        pytest.param(*values, id="-".join(map(str, values)), marks=marks if row in taken else SLOW)
+        pytest.param(*values, id="-".join(map(str, values)), marks=marks_of[row])
         for row, values in params.items()
     ]
 

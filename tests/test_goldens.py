@@ -31,7 +31,7 @@ def close(new: np.ndarray, old: np.ndarray) -> np.ndarray:
     return np.mean(np.isclose(new, old, rtol=1e-3, atol=1e-4 * np.abs(old).max()))
 
 
-@pytest.mark.parametrize("name", sample(METHODS))
+@pytest.mark.parametrize("name", sample(METHODS, others=pytest.mark.full))
 def test_a_method_does_what_it_did(name):
     assert close(goldens.updates(name), GOLDEN[f"updates {name}"]) >= 0.97
 
