@@ -1,4 +1,4 @@
-"""What islands agree on: run.json, with the model and the settings, and who owns a name."""
+"""Facts that all islands share: the model and the settings in run.json, and owners of names."""
 
 from fftgrad._values import check, check_count, check_kind, check_within, value
 from fftgrad.exchanges import AllGather

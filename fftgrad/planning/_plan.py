@@ -65,7 +65,7 @@ class PlanRow(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where the code belongs; "" for the first transformation of a chain."""
+        """Place of the code in a program; "" for the first transformation of a chain."""
         local = "; parameters have a row for each worker" if self.every > 1 else ""
         if self.whole:
             return f"in place of your optimizer, with its own learning rate{local}"

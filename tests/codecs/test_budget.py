@@ -284,3 +284,18 @@ def test_a_step_at_the_end_of_float32_decodes_to_what_that_holds():
     x = (most * np.random.default_rng(0).uniform(-1, 1, 300)).astype(np.float32)
     y = np.asarray(round_trip(fg.Budget(bytes=31), x))
     assert np.abs(y).max() == most
+
+
+@pytest.mark.parametrize("n", [1, 7, 40, 997])
+def test_what_a_worker_takes_for_sent_is_what_the_others_decode(n):
+    codec = fg.Budget(bytes=40)
+
+    @jax.jit
+    def both(x):
+        out = codec.compress(x, (), fg.Step())
+        return codec.decompress(out.payload, x, fg.Step()), out.sparse.put_into(jnp.zeros_like(x))
+
+    ordinary = values((n,))
+    spoiled = [np.where(np.arange(n) == n - 1, bad, ordinary) for bad in (np.nan, -np.inf)]
+    for x in (ordinary, np.zeros(n), 1e37 * ordinary, *spoiled):
+        np.testing.assert_array_equal(*both(x.astype(np.float32)))
