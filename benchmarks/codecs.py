@@ -23,7 +23,7 @@ import fftgrad as fg
 
 BLOCK = 4096
 BYTES = fg.RangeFloat(bits=8)
-CODECS: dict[str, fg.Codec] = {
+CODECS: dict[str, fg.codecs.Codec] = {
     "bfloat16": fg.Cast("bfloat16"),
     "top-k 1 %, 8 bits": fg.chain(fg.TopK(fraction=0.01), BYTES),
     "FFT 4096, 5 %, 8 bits": fg.chain(fg.Fft(block=BLOCK), fg.TopK(fraction=0.05), BYTES),

@@ -34,9 +34,9 @@ TOP_K = fg.chain(fg.TopK(fraction=0.01), BYTES)
 FFT = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01), BYTES)
 
 
-def exchanges(workers: int) -> dict[str, fg.Exchange]:
+def exchanges(workers: int) -> dict[str, fg.exchanges.Exchange]:
     """The rows, for that many workers."""
-    rows: dict[str, fg.Exchange] = {
+    rows: dict[str, fg.exchanges.Exchange] = {
         "dense": fg.AllReduce(),
         NARROW: fg.TwoStage(fg.Cast("bfloat16"), workers),
         "gather top-k 1 %": fg.AllGather(TOP_K),
@@ -44,11 +44,13 @@ def exchanges(workers: int) -> dict[str, fg.Exchange]:
         "two stages top-k 1 %": fg.TwoStage(TOP_K, workers),
         "two stages FFT 1 %": fg.TwoStage(FFT, workers),
         "two stages sign": fg.TwoStage(fg.Sign(), workers),
-        "shared top-k 1 %": fg.LeaderTopK(fg.TopK(fraction=0.01)),
-        "shared FFT 1 %": fg.LeaderTopK(fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01))),
-        "random 1 %, summed": fg.AllReduce(fg.RandomK(fraction=0.01)),
+        "shared top-k 1 %": fg.exchanges.LeaderTopK(fg.TopK(fraction=0.01)),
+        "shared FFT 1 %": fg.exchanges.LeaderTopK(
+            fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01))
+        ),
+        "random 1 %, summed": fg.AllReduce(fg.codecs.RandomK(fraction=0.01)),
         "PowerSGD rank 4": fg.PowerSgd(rank=4),
-        "ternary sum": fg.QuantizedAllReduce(workers=workers),
+        "ternary sum": fg.exchanges.QuantizedAllReduce(workers=workers),
         "warm-up, then gather": fg.Scheduled({0: fg.AllReduce(), 1: fg.AllGather(TOP_K)}),
     }
     if workers > TO_A_HOST:
@@ -66,7 +68,7 @@ def gradients(shape: tuple[int, int], workers: int) -> np.ndarray[Any, Any]:
 
 
 def compile_row(
-    name: str, exchange: fg.Exchange, workers: int, shape: tuple[int, int]
+    name: str, exchange: fg.exchanges.Exchange, workers: int, shape: tuple[int, int]
 ) -> tuple[dict[str, Any], Callable[[], None]]:
     """The exchange of one matrix, compiled and audited: what is known of it, and how to run it."""
     devices = np.array(jax.devices("cpu")[:workers])

@@ -54,7 +54,7 @@ class Method:
     once: Branch | None = None  # one that runs once before that
     pace: float = 1.0  # the learning rate over slow links, in units of the task's
     # by what its messages travel, where the exchange does not show it
-    by: type[fg.Exchange] = fg.AllReduce
+    by: type[fg.exchanges.Exchange] = fg.AllReduce
 
     @property
     def for_adam(self) -> bool:
@@ -93,7 +93,7 @@ class Method:
         found = getattr(self.made(Setting()), "exchange", None)
         stages = found.exchanges if isinstance(found, fg.Scheduled) else (found,)
         last = stages[-1].exchange if isinstance(stages[-1], fg.Eigenbasis) else stages[-1]
-        if isinstance(last, fg.QuantizedAllReduce) and workers != ran:
+        if isinstance(last, fg.exchanges.QuantizedAllReduce) and workers != ran:
             return float("nan")
         by = self.by if found is None else type(last)
         apart = (ran + 1) / ran if by is fg.TwoStage else 2 / workers if by is fg.AllGather else 1
@@ -175,19 +175,22 @@ def plain(method: Method) -> Method:
     return dataclasses.replace(method, name=f"{method.name}, no momentum", momentum=False)
 
 
-def ours(name: str, *stages: fg.Codec, memory: fg.Memory | None = None) -> Method:
+def ours(name: str, *stages: fg.codecs.Codec, memory: fg.memories.Memory | None = None) -> Method:
     """The same feedback for all, another codec each."""
     return fed_back(name, fg.Recipe(fg.AllGather(fg.chain(*stages)), memory or DECAYED))
 
 
-def by_owners(name: str, *stages: fg.Codec) -> Method:
+def by_owners(name: str, *stages: fg.codecs.Codec) -> Method:
     """The same by owners of shards, in two stages."""
     codec = fg.chain(*stages)
     return fed_back(name, lambda own: fg.Recipe(fg.TwoStage(codec, own.workers), DECAYED))
 
 
 def starting(
-    name: str, first: fg.Exchange, *stages: fg.Codec, scope: Literal["leaf"] | None = None
+    name: str,
+    first: fg.exchanges.Exchange,
+    *stages: fg.codecs.Codec,
+    scope: Literal["leaf"] | None = None,
 ) -> Method:
     """Another exchange in the first tenth of the steps; all feedback is kept."""
 
@@ -199,7 +202,7 @@ def starting(
     return fed_back(name, make, phases=((0.1, (0,)),), later=(1,))
 
 
-def by_ratio(name: str, transform: fg.Codec, ratio: float) -> Method:
+def by_ratio(name: str, transform: fg.codecs.Codec, ratio: float) -> Method:
     """As many bytes in all, of which a quarter go into the first tenth of the steps."""
     first = fg.AllGather(fg.chain(transform, fg.Budget(ratio=0.4 * ratio)))
     return starting(name, first, transform, fg.Budget(ratio=1.2 * ratio))
@@ -281,7 +284,7 @@ def muon(lead: float) -> Callable[..., Transformation]:
     return functools.partial(fg.optimizers.feedback_muon, lead=lead)
 
 
-def led(name: str, exchange: fg.Exchange, lead: float = 0.5) -> Method:
+def led(name: str, exchange: fg.exchanges.Exchange, lead: float = 0.5) -> Method:
     """Behind feedback, before Muon with a lead."""
     return Method(name, fg.Recipe(exchange, FEEDBACK), optimizer=muon(lead))
 
@@ -378,7 +381,7 @@ METHODS: list[Method] = [
     ours("FFT 64, 4 %, 4 bits", FFT, LARGE, FOUR),
     ours("top-k 1 %, sign", PERCENT, SIGN),
     by_owners("two stages, top-k 4 %, 4 bits", LARGE, FOUR),
-    fed_back("shared top-k 4 %", fg.Recipe(fg.LeaderTopK(LARGE), DECAYED)),
+    fed_back("shared top-k 4 %", fg.Recipe(fg.exchanges.LeaderTopK(LARGE), DECAYED)),
     # The paper's floats, whose few levels hang from the largest magnitude alone.
     ours("top-k 4 %, 4-bit range float", LARGE, fg.RangeFloat(4)),
     ours("FFT 64, 4 %, 4-bit range float", FFT, LARGE, fg.RangeFloat(4)),
@@ -394,7 +397,7 @@ METHODS: list[Method] = [
         for ratio in (100, 300)
     ),
     *(by_ratio(f"DCT 64, budget {ratio}x, dense start", DCT, ratio) for ratio in (100, 300, 1000)),
-    by_ratio("budget 300x, dense start", fg.Identity(), 300),
+    by_ratio("budget 300x, dense start", fg.codecs.Identity(), 300),
     # An autoencoder's codes of 0.1 % of each leaf, and the same values in others.
     learned_codes("LGC leader, 0.1 %", "leader"),
     learned_codes("LGC all-reduce, 0.1 %", "all_reduce"),
@@ -450,7 +453,7 @@ ENDS: list[Method] = [
 """Of the loss at the end of training, on held-out tasks."""
 SHARED: list[Method] = [
     Method("ScaleCom 65x, Muon, lead 0.5", m.scalecom(65), optimizer=muon(0.5)),
-    led("ScaleCom 400x, one vector, Muon, lead 0.5", fg.LeaderTopK(fg.ChunkTopK(400))),
+    led("ScaleCom 400x, one vector, Muon, lead 0.5", fg.exchanges.LeaderTopK(fg.ChunkTopK(400))),
 ]
 """One worker chooses for all, and nothing is forgotten."""
 FOUNDING: list[Method] = [
@@ -523,7 +526,7 @@ LINKS: dict[str, Method] = {
     ),
     "sparse-loco-8": renamed("SparseLoCo, 8 local steps", "SparseLoCo, 8 local steps, outer 1.0"),
     "stream-4": renamed("4 local steps in 4 fragments", "4 local steps in 4 fragments, sign"),
-    "random-k": fed_back("random-k 1 %", fg.Recipe(fg.AllReduce(fg.RandomK(0.01)), DECAYED)),
+    "random-k": fed_back("random-k 1 %", fg.Recipe(fg.AllReduce(fg.codecs.RandomK(0.01)), DECAYED)),
     "redsync": fed_back("RedSync 0.1 %", m.redsync(), corrects=True),
     "scalecom": renamed("ScaleCom 50x", "ScaleCom 50x", momentum=False),
     "qsgd": ROWS["QSGD 4 bits"],

@@ -43,25 +43,25 @@ their end; and buckets that are combined again wait for the last of them."""
 WORKERS, WIDTH, HIDDEN, ROWS = 8, 2048, 8192, 32768
 BYTES = fg.RangeFloat(bits=8)
 TOP_K = fg.chain(fg.TopK(fraction=0.01), BYTES)
-CODECS: dict[str, fg.Codec] = {
+CODECS: dict[str, fg.codecs.Codec] = {
     "top-k 1 %, 8 bits": TOP_K,
     "FFT 4096, 5 %, 8 bits": fg.chain(fg.Fft(block=4096), fg.TopK(fraction=0.05), BYTES),
     "DCT 64, 1 %, 8 bits": fg.chain(fg.Dct(block=64), fg.TopK(fraction=0.01), BYTES),
     "budget, 300 times fewer bytes": fg.Budget(ratio=300),
     "threshold 1 %": fg.Threshold(fraction=0.01),
-    "random-k 1 %": fg.RandomK(fraction=0.01),
+    "random-k 1 %": fg.codecs.RandomK(fraction=0.01),
     "chunk top-k of 100": fg.ChunkTopK(chunk=100),
     "EDEN 2 bits": fg.chain(fg.Hadamard(), fg.codecs.LloydMax(bits=2)),
     "64 of chunks of 4096, 2 bits": fg.chain(fg.ChunkTopK(4096, 64), fg.codecs.BinMeans(bits=2)),
     "sign": fg.Sign(),
     "levels 4 bits": fg.UniformQuantizer(bits=4),
-    "ternary": fg.Ternary(),
+    "ternary": fg.codecs.Ternary(),
 }
 GATHER = fg.AllGather(TOP_K)
 BUCKET = fg.Bucketing(bucket_bytes=4 * 2 * WIDTH * HIDDEN)
 
 
-def compressed(exchange: fg.Exchange, bucketing: fg.Bucketing = BUCKET) -> Any:
+def compressed(exchange: fg.exchanges.Exchange, bucketing: fg.Bucketing = BUCKET) -> Any:
     """Descent behind the exchange with error feedback."""
     memory = fg.NoMemory() if exchange == fg.AllReduce() else fg.ErrorFeedback()
     mean = fg.compressed_pmean(exchange, memory, axis_name="data", bucketing=bucketing)
@@ -80,7 +80,7 @@ STEPS: dict[str, Any] = {
     "dense": lambda: compressed(fg.AllReduce()),
     "top-k": lambda: compressed(GATHER),
     "sign": lambda: compressed(fg.AllGather(fg.Sign())),
-    "random-k": lambda: compressed(fg.AllReduce(fg.RandomK(fraction=0.01))),
+    "random-k": lambda: compressed(fg.AllReduce(fg.codecs.RandomK(fraction=0.01))),
     "PowerSGD": lambda: compressed(
         fg.PowerSgd(rank=4), fg.Bucketing("leaf", bucket_bytes=BUCKET.bucket_bytes)
     ),

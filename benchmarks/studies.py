@@ -107,7 +107,7 @@ FOUR = fg.chain(fg.Hadamard(block=256), fg.UniformQuantizer(4, bucket=256, norm=
 EIGHT = fg.UniformQuantizer(8, bucket=256, norm="max")
 
 
-def of_state(name: str, gradients: fg.Codec, parameters: fg.Codec) -> Method:
+def of_state(name: str, gradients: fg.codecs.Codec, parameters: fg.codecs.Codec) -> Method:
     """Shards of the optimizer's state; what encodes gradients, and parameters on their way back."""
 
     def around(setting: Setting, inner: Transformation) -> Transformation:
@@ -117,7 +117,7 @@ def of_state(name: str, gradients: fg.Codec, parameters: fg.Codec) -> Method:
     return Method(name, around=around)
 
 
-def of_parameters(name: str, parameters: fg.Codec | None) -> Method:
+def of_parameters(name: str, parameters: fg.codecs.Codec | None) -> Method:
     """Shards of the parameters; without a codec they are gathered as they are."""
     codecs = {"gradients": FOUR, "parameters": parameters}
     return Method(name, around=lambda _, inner: inner, shards=codecs)
@@ -137,10 +137,13 @@ def descent(name: str, exchange: fg.Recipe, scale: float = 1.0) -> Method:
 
 
 def feedback(
-    name: str, exchange: fg.Exchange | fg.Codec, scope: Literal["leaf"] | None = None, **kept: Any
+    name: str,
+    exchange: fg.exchanges.Exchange | fg.codecs.Codec,
+    scope: Literal["leaf"] | None = None,
+    **kept: Any,
 ) -> Method:
     """A method with feedback that forgets nothing."""
-    exchange = fg.AllGather(exchange) if isinstance(exchange, fg.Codec) else exchange
+    exchange = fg.AllGather(exchange) if isinstance(exchange, fg.codecs.Codec) else exchange
     return descent(name, fg.Recipe(exchange, fg.ErrorFeedback(**kept), fg.Bucketing(scope)))
 
 
@@ -156,8 +159,8 @@ def rows_of_endurance() -> list[Method]:
         feedback("EDEN 2 bits", fg.chain(fg.Hadamard(), fg.codecs.LloydMax(bits=2))),
         feedback("PowerSGD rank 2", fg.PowerSgd(rank=2), "leaf"),
         feedback("two stages, top-k 5 %", fg.TwoStage(fg.chain(top_k, bits), workers)),
-        feedback("shared top-k 5 %", fg.LeaderTopK(top_k)),
-        feedback("integer sum, 7 levels", fg.QuantizedAllReduce(workers, levels=7)),
+        feedback("shared top-k 5 %", fg.exchanges.LeaderTopK(top_k)),
+        feedback("integer sum, 7 levels", fg.exchanges.QuantizedAllReduce(workers, levels=7)),
         feedback("budget 30x", fg.Budget(ratio=30)),
         descent(DGC, fg.methods.dgc(0.05), scale=0.1),
         watched(dataclasses.replace(local, momentum=False, corrects=True)),
@@ -305,7 +308,7 @@ STUDIES: dict[str, Study] = {
         "lm",
         [
             renamed("replicated, dense", "dense"),
-            of_state("ZeRO-2, nothing lost", fg.Identity(), fg.Identity()),
+            of_state("ZeRO-2, nothing lost", fg.codecs.Identity(), fg.codecs.Identity()),
             of_state("ZeRO-2, 8 and 8 bits", EIGHT, EIGHT),
             of_state("ZeRO-2, 4 and 8 bits", FOUR, EIGHT),
             of_state("ZeRO-2, 4 and 4 bits", FOUR, FOUR),

@@ -83,8 +83,8 @@ class Run:
     """One way to exchange gradients, and what came of it."""
 
     name: str
-    exchange: fg.Exchange
-    memory: fg.Memory = fg.NoMemory()
+    exchange: fg.exchanges.Exchange
+    memory: fg.memories.Memory = fg.NoMemory()
     # In place of Adam.
     whole: functools.partial[optax.GradientTransformationExtraArgs] | None = None
     beside: str = "dense Adam"  # the name of the dense run with the same kind of optimizer

@@ -5,18 +5,7 @@ from importlib import metadata as _metadata
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from fftgrad import codecs, exchanges, memories, methods, optimizers, tools, training
-from fftgrad._contracts import (
-    Averaged,
-    Codec,
-    Compressed,
-    Exchange,
-    Memory,
-    Payload,
-    Quantizer,
-    Selector,
-    Step,
-    Transform,
-)
+from fftgrad._contracts import Step
 from fftgrad.codecs import (
     Budget,
     Cast,
@@ -24,42 +13,33 @@ from fftgrad.codecs import (
     Dct,
     Fft,
     Hadamard,
-    Identity,
     LogQuantizer,
-    RandomK,
     RangeFloat,
     Sign,
-    Ternary,
     Threshold,
     TopK,
     UniformQuantizer,
     chain,
 )
 from fftgrad.exchanges import (
-    AcpSgd,
     AllGather,
     AllReduce,
     Bucketing,
     Eigenbasis,
     Hierarchical,
-    Ladder,
-    LeaderTopK,
     PowerSgd,
-    QuantizedAllReduce,
     Recipe,
     Scheduled,
     SmallDense,
     TwoStage,
 )
-from fftgrad.memories import ErrorFeedback, MomentumCorrection, NoMemory
+from fftgrad.memories import ErrorFeedback, NoMemory
 from fftgrad.tools import audit, compress, decompress, link_bytes, wire_bytes
 from fftgrad.training import (
     compressed_pmean,
     data_parallel,
     init_state,
-    local_state,
     metrics,
-    multi_steps,
     state_specs,
     trainable,
     value_and_grad,
@@ -77,8 +57,6 @@ __all__ = [  # noqa: RUF022 (in reading order)
     "state_specs",
     "metrics",
     "trainable",
-    "local_state",
-    "multi_steps",
     "Recipe",
     "Bucketing",
     # Codecs
@@ -86,34 +64,26 @@ __all__ = [  # noqa: RUF022 (in reading order)
     "Dct",
     "Fft",
     "Hadamard",
-    "Identity",
     "TopK",
     "ChunkTopK",
-    "RandomK",
     "Threshold",
     "Budget",
     "LogQuantizer",
     "RangeFloat",
     "UniformQuantizer",
     "Sign",
-    "Ternary",
     "Cast",
     # Memories
     "ErrorFeedback",
-    "MomentumCorrection",
     "NoMemory",
     # Exchanges
     "AllGather",
     "AllReduce",
     "TwoStage",
-    "LeaderTopK",
-    "QuantizedAllReduce",
     "Eigenbasis",
     "PowerSgd",
-    "AcpSgd",
     "Hierarchical",
     "Scheduled",
-    "Ladder",
     "SmallDense",
     # One array, and bytes
     "compress",
@@ -121,18 +91,8 @@ __all__ = [  # noqa: RUF022 (in reading order)
     "link_bytes",
     "wire_bytes",
     "audit",
-    # Base classes, and the values that their methods take and return
-    "Codec",
-    "Transform",
-    "Selector",
-    "Quantizer",
-    "Memory",
-    "Exchange",
     "Step",
-    "Payload",
-    "Compressed",
-    "Averaged",
-    # Modules with rarely used names and result types
+    # Modules with the other names, and with the base classes
     "codecs",
     "exchanges",
     "memories",

@@ -9,7 +9,7 @@ from fftgrad._contracts import Memory, PyTree
 from fftgrad._values import check_choice, check_within, value
 from fftgrad.ops import _random, _rounding
 
-__all__ = ["ErrorFeedback", "MomentumCorrection", "NoMemory"]
+__all__ = ["ErrorFeedback", "Memory", "MomentumCorrection", "NoMemory"]
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -168,7 +168,7 @@ class MomentumCorrection(Memory):
     Differs from the paper: the residual keeps the quantization error of a value that is sent.
 
     Example:
-      >>> memory, g = fg.MomentumCorrection(momentum=0.5), jnp.array([1.0, 2.0])
+      >>> memory, g = fg.memories.MomentumCorrection(momentum=0.5), jnp.array([1.0, 2.0])
       >>> x, state = memory.add(g, memory.init(g))
       >>> state = memory.update(x, error=x * jnp.array([1.0, 0.0]), mean=x, state=state)
       >>> state.velocity, memory.add(g, state)[0]

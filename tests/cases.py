@@ -16,8 +16,8 @@ import fftgrad as fg
 from fftgrad.codecs._chain import stages
 from fftgrad.contrib import learned
 
-CODECS: dict[str, fg.Codec] = {
-    "identity": fg.Identity(),
+CODECS: dict[str, fg.codecs.Codec] = {
+    "identity": fg.codecs.Identity(),
     "bfloat16": fg.Cast("bfloat16"),
     "float16": fg.Cast("float16"),
     "fft": fg.Fft(block=16),
@@ -64,25 +64,27 @@ CODECS: dict[str, fg.Codec] = {
     "tiles": fg.chain(
         fg.codecs.Tiles(block=16), fg.ChunkTopK(chunk=16, k=5), fg.codecs.BinMeans(bits=3)
     ),
-    "random-k": fg.RandomK(fraction=0.25, rescale=True),
+    "random-k": fg.codecs.RandomK(fraction=0.25, rescale=True),
     "adacomp": fg.codecs.AdaComp(bin_size=20),
     "sign": fg.Sign(),
     "dynamic sign": fg.codecs.DynamicSign(scale=8.0, decay=0.9),
     "levels": fg.UniformQuantizer(bits=4, bucket=40),
     "levels max": fg.UniformQuantizer(bits=2, norm="max"),
-    "ternary": fg.Ternary(clip=None),
-    "ternary clipped": fg.Ternary(),
+    "ternary": fg.codecs.Ternary(clip=None),
+    "ternary clipped": fg.codecs.Ternary(),
     "lloyd-max": fg.chain(fg.Hadamard(block=32), fg.codecs.LloydMax(bits=2, block=32)),
     "rotated and rotated": fg.chain(
         fg.Hadamard(block=8), fg.Dct(block=16), fg.UniformQuantizer(bits=6)
     ),
-    "random spectrum": fg.chain(fg.Fft(block=16), fg.RandomK(fraction=0.5)),
-    "random levels": fg.chain(fg.Hadamard(block=8), fg.RandomK(k=16), fg.UniformQuantizer(bits=4)),
+    "random spectrum": fg.chain(fg.Fft(block=16), fg.codecs.RandomK(fraction=0.5)),
+    "random levels": fg.chain(
+        fg.Hadamard(block=8), fg.codecs.RandomK(k=16), fg.UniformQuantizer(bits=4)
+    ),
     "cosines of rotations": fg.chain(fg.Dct(block=8), fg.Hadamard(block=16), fg.TopK(k=9)),
     "unbiased fft": fg.chain(fg.Fft(block=16), fg.RangeFloat(bits=5, rounding="stochastic")),
 }
 
-TILED: dict[tuple[int, ...], fg.Codec] = {
+TILED: dict[tuple[int, ...], fg.codecs.Codec] = {
     (10, 11): fg.chain(fg.Dct(block=4, shape=(10, 11)), fg.ChunkTopK(chunk=16, k=16)),
     (3, 4, 5): fg.chain(fg.Dct(block=8, shape=(12, 5)), fg.ChunkTopK(chunk=64, k=64)),
     (7,): fg.Dct(shape=(1, 7)),
@@ -102,23 +104,23 @@ OWN_SCALE = {"dynamic sign"}
 """Codecs whose answer has a size that does not come from the values, and say so."""
 
 DECAYED = fg.ErrorFeedback(decay=0.95)
-MEMORIES: dict[str, fg.Memory] = {
+MEMORIES: dict[str, fg.memories.Memory] = {
     "none": fg.NoMemory(),
     "feedback": fg.ErrorFeedback(),
     "decayed feedback": fg.ErrorFeedback(decay=0.9),
     "low-pass": fg.ErrorFeedback(beta=0.3),
     "narrow feedback": fg.ErrorFeedback(dtype="bfloat16"),
-    "momentum": fg.MomentumCorrection(momentum=0.9),
-    "Nesterov": fg.MomentumCorrection(momentum=0.9, nesterov=True, masking=False),
+    "momentum": fg.memories.MomentumCorrection(momentum=0.9),
+    "Nesterov": fg.memories.MomentumCorrection(momentum=0.9, nesterov=True, masking=False),
 }
 
 NET = learned.Autoencoder(encoder=(3, 2), code=2, decoder=(2, 3))
 """Small, to compile."""
 
-EXCHANGES: dict[str, fg.Exchange] = {
+EXCHANGES: dict[str, fg.exchanges.Exchange] = {
     "dense": fg.AllReduce(),
     "spectral sum": fg.AllReduce(fg.Fft(block=16)),
-    "gather identity": fg.AllGather(fg.Identity()),
+    "gather identity": fg.AllGather(fg.codecs.Identity()),
     "gather bfloat16": fg.AllGather(CODECS["bfloat16"]),
     "gather top-k": fg.AllGather(CODECS["top-k 6 bits"]),
     "gather blocked": fg.AllGather(CODECS["blocked"]),
@@ -128,10 +130,12 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "gather rotated": fg.AllGather(CODECS["rotated"]),
     "gather stochastic": fg.AllGather(CODECS["blocked stochastic"]),
     "gather adaptive": fg.AllGather(CODECS["one mean"]),
-    "random sum": fg.AllReduce(fg.RandomK(fraction=0.25)),
-    "shared support": fg.LeaderTopK(fg.TopK(fraction=0.1)),
-    "shared frequencies": fg.LeaderTopK(fg.chain(fg.Fft(block=16), fg.ChunkTopK(chunk=4))),
-    "led by one": fg.LeaderTopK(fg.ChunkTopK(chunk=8), leader=0),
+    "random sum": fg.AllReduce(fg.codecs.RandomK(fraction=0.25)),
+    "shared support": fg.exchanges.LeaderTopK(fg.TopK(fraction=0.1)),
+    "shared frequencies": fg.exchanges.LeaderTopK(
+        fg.chain(fg.Fft(block=16), fg.ChunkTopK(chunk=4))
+    ),
+    "led by one": fg.exchanges.LeaderTopK(fg.ChunkTopK(chunk=8), leader=0),
     "two stages, top-k": fg.TwoStage(fg.chain(fg.TopK(k=40), fg.RangeFloat(bits=8)), workers=4),
     "gather budget": fg.AllGather(fg.Budget(ratio=5)),
     "two stages, budget": fg.TwoStage(fg.Budget(bytes=160), workers=4),
@@ -139,13 +143,13 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "eigenbasis": fg.Eigenbasis(fg.TwoStage(fg.Budget(bytes=160), workers=4), every=2),
     "two stages, one sign": fg.TwoStage(CODECS["one mean"], workers=4),
     "gather rotations": fg.AllGather(CODECS["random levels"]),
-    "shared rotations": fg.LeaderTopK(CODECS["cosines of rotations"]),
+    "shared rotations": fg.exchanges.LeaderTopK(CODECS["cosines of rotations"]),
     "counted sum": fg.AllReduce(fg.Fft(block=16, half=True)),
-    "integer sum": fg.QuantizedAllReduce(workers=4),
+    "integer sum": fg.exchanges.QuantizedAllReduce(workers=4),
     "votes": fg.contrib.votes.TopVotes(workers=4, k=5),
     "votes, summed": fg.contrib.votes.TopVotes(workers=4, fraction=0.5, sigma=0.5, clip=1.0),
     "low rank": fg.PowerSgd(rank=2),
-    "low rank in turns": fg.AcpSgd(rank=2),
+    "low rank in turns": fg.exchanges.AcpSgd(rank=2),
     "warm-up": fg.Scheduled({0: fg.AllReduce(), 2: fg.AllGather(CODECS["blocked"])}),
     "learned codes": learned.LearnedCodes(
         fg.TopK(fraction=0.1), until=2, innovation=0.01, rate=0.1, autoencoder=NET
@@ -153,7 +157,7 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "summed codes": learned.LearnedCodes(
         fg.ChunkTopK(chunk=8), until=0, variant="all_reduce", autoencoder=NET
     ),
-    "ladder": fg.Ladder((fg.AllGather(CODECS["top-k one"]), fg.AllReduce())),
+    "ladder": fg.exchanges.Ladder((fg.AllGather(CODECS["top-k one"]), fg.AllReduce())),
 }
 
 SLOW = pytest.mark.slow
@@ -253,7 +257,7 @@ HIERARCHIES: dict[str, fg.Hierarchical] = {
     ),
     "slow all-reduce": fg.Hierarchical("fast", 4, fg.AllReduce()),
     "slow shared support": fg.Hierarchical(
-        "fast", 4, fg.LeaderTopK(fg.chain(fg.Fft(block=8), fg.TopK(fraction=0.1)))
+        "fast", 4, fg.exchanges.LeaderTopK(fg.chain(fg.Fft(block=8), fg.TopK(fraction=0.1)))
     ),
     "slow two stages": fg.Hierarchical("fast", 4, fg.TwoStage(fg.Sign(), workers=2)),
     "slow warm-up": fg.Hierarchical("fast", 4, EXCHANGES["warm-up"]),

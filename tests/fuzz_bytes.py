@@ -20,7 +20,7 @@ CODEC = CODECS["blocked 4 bits"]
 LIKE = jax.ShapeDtypeStruct((60,), "float32")
 
 
-def good(codec: fg.Codec, seed: int = 7) -> bytes:
+def good(codec: fg.codecs.Codec, seed: int = 7) -> bytes:
     """The bytes of a payload."""
     return fg.tools.to_bytes(compress(codec, values((60,), seed)), codec, LIKE)
 

@@ -20,13 +20,13 @@ compress = jax.jit(fg.compress, static_argnums=0)
 decompress = jax.jit(fg.decompress, static_argnums=0)
 
 
-def draws(codec: fg.Codec) -> bool:
+def draws(codec: fg.codecs.Codec) -> bool:
     """Whether it rounds by chance: another program may then round a value to the other side."""
     return any(word in repr(codec) for word in ("stochastic", "UniformQuantizer", "Ternary"))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def gathered(codec: fg.Codec, rows: np.ndarray):
+def gathered(codec: fg.codecs.Codec, rows: np.ndarray):
     """The mean of `AllGather`, the values it sent, and those that the codec decodes to."""
     exchange = fg.AllGather(codec)
 
@@ -42,13 +42,13 @@ class Message(NamedTuple):
     """The buffer, what was packed into it, and what is unpacked from it: finite or not, values."""
 
     words: np.ndarray
-    payload: fg.Payload
+    payload: fg.codecs.Payload
     finite: bool
     values: np.ndarray
 
 
 @functools.cache
-def both_ways(codec: fg.Codec):
+def both_ways(codec: fg.codecs.Codec):
     """The program from a vector and a buffer: what is sent of the one and decoded from the other.
 
     One program, of which the halves have nothing in common.
@@ -63,24 +63,24 @@ def both_ways(codec: fg.Codec):
     return jax.jit(run)
 
 
-def send(codec: fg.Codec, x: np.ndarray):
+def send(codec: fg.codecs.Codec, x: np.ndarray):
     """A buffer and its payload."""
     return both_ways(codec)(x, np.zeros(fg.wire_bytes(codec, LIKE) // 4, np.uint32))[0]
 
 
-def receive(codec: fg.Codec, words: np.ndarray):
+def receive(codec: fg.codecs.Codec, words: np.ndarray):
     """Whether the sender's values were finite, and the values."""
     return both_ways(codec)(np.zeros(N, np.float32), words)[1]
 
 
-def message(codec: fg.Codec, x: np.ndarray) -> Message:
+def message(codec: fg.codecs.Codec, x: np.ndarray) -> Message:
     """A vector float32[N], sent and received."""
     x = np.asarray(x, np.float32)
     return _message(codec, x.tobytes())
 
 
 @functools.cache
-def _message(codec: fg.Codec, data: bytes) -> Message:
+def _message(codec: fg.codecs.Codec, data: bytes) -> Message:
     words, payload = send(codec, np.frombuffer(data, np.float32))
     finite, values = receive(codec, words)
     payload = jax.tree.map(np.asarray, payload)

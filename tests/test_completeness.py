@@ -50,16 +50,16 @@ def shortest():
 
 PUBLIC = shortest()
 CONTRACTS = {
-    fg.Codec,
-    fg.Compressed,
-    fg.Exchange,
-    fg.Memory,
-    fg.Payload,
-    fg.Quantizer,
-    fg.Averaged,
-    fg.Selector,
+    fg.codecs.Codec,
+    fg.codecs.Compressed,
+    fg.exchanges.Exchange,
+    fg.memories.Memory,
+    fg.codecs.Payload,
+    fg.codecs.Quantizer,
+    fg.exchanges.Averaged,
+    fg.codecs.Selector,
     fg.Step,
-    fg.Transform,
+    fg.codecs.Transform,
     fg.codecs.Sparse,
 }
 EXTRAS = {
@@ -89,7 +89,7 @@ def parts(kind):
 def test_every_public_class_is_in_the_table():
     found = [stage for codec in [*CODECS.values(), *TILED.values()] for stage in stages(codec)]
     rows = [*found, *MEMORIES.values(), *EXCHANGES.values(), *HIERARCHIES.values()]
-    public = parts(fg.Codec) | parts(fg.Memory) | parts(fg.Exchange)
+    public = parts(fg.codecs.Codec) | parts(fg.memories.Memory) | parts(fg.exchanges.Exchange)
     assert {type(row) for row in rows} - {Chain} == public
 
 

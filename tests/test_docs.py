@@ -120,7 +120,7 @@ def test_the_examples_of_contributing_pass_the_checks(name, tmp_path):
     file = tmp_path / "_example.py"
     file.write_text(code)
     part = runpy.run_path(str(file))[name]()
-    if isinstance(part, fg.Codec):
+    if isinstance(part, fg.codecs.Codec):
         fg.testing.check_codec(part, sizes=(1, 90), eager=False)
         assert fg.wire_bytes(part, jax.ShapeDtypeStruct((1009,), "float32")) == 4 + 1012 + 4
     else:

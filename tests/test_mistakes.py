@@ -50,15 +50,15 @@ def missing(some):
 
 
 @dataclasses.dataclass(frozen=True)
-class Half(fg.Quantizer):
+class Half(fg.codecs.Quantizer):
     """A codec of one's own, with a slip in one of its functions."""
 
     slip: str = ""
 
     def compress(self, x, state, step):
-        payload = fg.Payload(x.astype(jnp.bfloat16))
-        slips = {"payload": payload, "nothing": None, "array": fg.Compressed(payload.main)}
-        return slips.get(self.slip, fg.Compressed(payload))
+        payload = fg.codecs.Payload(x.astype(jnp.bfloat16))
+        slips = {"payload": payload, "nothing": None, "array": fg.codecs.Compressed(payload.main)}
+        return slips.get(self.slip, fg.codecs.Compressed(payload))
 
     def decompress(self, payload, like, step):
         x = payload.main.astype(like.dtype)
@@ -107,7 +107,7 @@ def test_a_slip_in_a_codec_of_ones_own_is_answered(codec, answer, caller):
 
 
 FEEDBACK = fg.ErrorFeedback()
-MOMENTUM = fg.MomentumCorrection()
+MOMENTUM = fg.memories.MomentumCorrection()
 
 MISTAKES = [
     # One kind of part where another is expected.
@@ -116,12 +116,12 @@ MISTAKES = [
     (lambda: fg.optimizers.feedback_sgd(0.1, lead=1.5), r"feedback_sgd\(lead\).*use 0.5"),
     (lambda: fg.optimizers.feedback_muon(0.1, lead=-0.5), r"_muon\(lead\).*use 0.5"),
     (lambda: fg.optimizers.feedback_adam(0.1, b1=1.0), r"_adam\(b1\).*use 0.9"),
-    (lambda: fg.Ladder((TOP, fg.AllReduce())), r"exchanges\[0\].*AllGather\(codec"),
+    (lambda: fg.exchanges.Ladder((TOP, fg.AllReduce())), r"exchanges\[0\].*AllGather\(codec"),
     (lambda: fg.Scheduled({0: TOP}), r"AllGather\(codec\)"),
     (lambda: fg.Hierarchical("fast", 2, TOP), r"AllGather\(codec\)"),
     (lambda: pmean(GATHER, TOP), r"use ErrorFeedback\(\)"),
     (lambda: fg.AllGather(fg.AllReduce()), "an exchange already; pass its codec"),
-    (lambda: fg.Ladder([GATHER, fg.AllReduce()]), "must be a tuple of"),
+    (lambda: fg.exchanges.Ladder([GATHER, fg.AllReduce()]), "must be a tuple of"),
     (lambda: fg.Hierarchical("fast", 2, fg.methods.top_k()), r"take its \.exchange"),
     (lambda: fg.wire_bytes(jnp.ones(3), TOP), r"wire_bytes\(part, like\)"),
     (lambda: fg.Cast("bf16"), "got 'bf16'; use bfloat16"),
@@ -148,7 +148,7 @@ MISTAKES = [
     (lambda: pmean(key=1.5), "pmean.*key=0"),
     (lambda: step(pmean(), weights=1.0), "weight=weights"),
     (lambda: step(pmean(fg.TwoStage(fg.Sign(), workers=3))), "use workers=4"),
-    (lambda: step(pmean(fg.QuantizedAllReduce(workers=3))), "use workers=4"),
+    (lambda: step(pmean(fg.exchanges.QuantizedAllReduce(workers=3))), "use workers=4"),
     (lambda: fg.compress(TOP, jnp.arange(3)), "out of what is differentiated"),
     (lambda: pmean().init({"w": np.arange(3)}), "differentiated"),
     (lambda: fg.TopK(k=2.0), "Python number"),
@@ -201,7 +201,7 @@ MISTAKES = [
     (lambda: pmean(fg.methods.top_k(0.01), 0), "use ErrorFeedback"),
     (lambda: pmean(fg.methods.top_k(0.01), bucketing=""), r"use Bucketing\('leaf'\)"),
     (lambda: step(fg.methods.scale_by_majority_vote(), weight=3), "leave it out, or use a"),
-    (lambda: step(fg.multi_steps(pmean(), 2), weight=3), "has_weight=True"),
+    (lambda: step(fg.training.multi_steps(pmean(), 2), weight=3), "has_weight=True"),
     (
         lambda: step(optax.masked(pmean(fg.methods.sign_sgd()), {"w": False})),
         r"use fg\.trainable\(tx, mask\)",
@@ -222,7 +222,7 @@ MISTAKES = [
         lambda: fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(1.0), 4, overlap_steps=2.5),
         r"diloco\(overlap_steps\): must be a whole number, got 2\.5",
     ),
-    (lambda: fg.QuantizedAllReduce(4, levels=1.5), r"\(levels\): must be a whole"),
+    (lambda: fg.exchanges.QuantizedAllReduce(4, levels=1.5), r"\(levels\): must be a whole"),
     (lambda: fg.TopK(1), r"use TopK\(k=1\), or fraction=1\.0"),
     (lambda: fg.LogQuantizer(bits=4.0), "a whole number, got 4.0"),
     (lambda: fg.Dct(block=64.0), "a whole number, got 64.0"),
@@ -248,7 +248,7 @@ MISTAKES = [
 SGD = optax.sgd(0.1)
 RING = fg.contrib.gossip.ring(4)
 TAKE_ONE = {
-    "multi_steps(tx)": lambda tx: fg.multi_steps(tx, 2),
+    "multi_steps(tx)": lambda tx: fg.training.multi_steps(tx, 2),
     "beer(inner)": lambda tx: fg.contrib.gossip.beer(tx, TOP, RING, gamma=0.1),
     "choco_sgd(inner)": lambda tx: fg.contrib.gossip.choco_sgd(tx, TOP, RING, gamma=0.1),
     "diloco(inner)": lambda tx: fg.optimizers.diloco(tx, SGD, 4),
@@ -344,7 +344,7 @@ def test_any_integer_is_a_seed():
 
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize(
-    "exchange", [GATHER, fg.AllReduce(), fg.PowerSgd(2), fg.AcpSgd(2)], ids=repr
+    "exchange", [GATHER, fg.AllReduce(), fg.PowerSgd(2), fg.exchanges.AcpSgd(2)], ids=repr
 )
 def test_one_worker_is_no_mistake(exchange, check_vma):
     """The mean is what it would have sent; compressing costs values and saves nothing."""

@@ -39,14 +39,14 @@ def test_a_negative_tensor_has_largest_magnitudes_too():
 
 def test_random_positions_differ_and_no_global_seed_is_touched():
     before = np.random.get_state()[1].copy()  # noqa: NPY002 (it is the one to leave alone)
-    y = round_trip(fg.RandomK(k=30), np.ones(100, np.float32))
+    y = round_trip(fg.codecs.RandomK(k=30), np.ones(100, np.float32))
     assert np.sum(y) == 30
     np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
 
 
 @pytest.mark.parametrize("workers", [2, 8, 64])
 def test_bytes_of_a_shared_support_do_not_grow_with_the_workers(workers):
-    exchange = fg.LeaderTopK(fg.ChunkTopK(100))
+    exchange = fg.exchanges.LeaderTopK(fg.ChunkTopK(100))
 
     def mean(x):
         return exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, STEP)).mean
@@ -113,10 +113,10 @@ def residuals_after(exchanges, steps=60):
 def test_feedback_piles_up_what_few_levels_round_by_chance():
     three, ternary, bits, seven, sign = residuals_after(
         [
-            fg.QuantizedAllReduce(workers=4),
-            fg.AllGather(fg.Ternary()),
+            fg.exchanges.QuantizedAllReduce(workers=4),
+            fg.AllGather(fg.codecs.Ternary()),
             fg.AllGather(fg.UniformQuantizer(bits=4)),
-            fg.QuantizedAllReduce(workers=4, levels=7),
+            fg.exchanges.QuantizedAllReduce(workers=4, levels=7),
             fg.AllGather(fg.Sign()),
         ]
     )

@@ -28,21 +28,21 @@ METHODS = RECIPES | {
 
 
 @dataclasses.dataclass(frozen=True)
-class Own(fg.Quantizer):
+class Own(fg.codecs.Quantizer):
     """A codec of one's own."""
 
     scale: float = 1.0
     levels: tuple[int, ...] = ()
 
     def compress(self, x, state, step):
-        return fg.Compressed(fg.Payload(x * self.scale))
+        return fg.codecs.Compressed(fg.codecs.Payload(x * self.scale))
 
     def decompress(self, payload, like, step):
         return payload.main / self.scale
 
 
 def by_size(_, like):
-    return fg.TopK(k=3) if like.size > 9 else fg.Identity()
+    return fg.TopK(k=3) if like.size > 9 else fg.codecs.Identity()
 
 
 def prefix(path, _):
@@ -135,7 +135,7 @@ def test_equal_values_print_alike_and_equal_codecs_have_one_configuration_number
         if not isinstance(one, Own):  # its repr is that of any dataclass
             assert repr(one) == repr(other)
             assert "np." not in repr(one)
-        if isinstance(one, fg.Codec):
+        if isinstance(one, fg.codecs.Codec):
             numbers = (_wire.configuration(codec, LIKE) for codec in (one, other))
             assert len(set(numbers)) == 1, one
 

@@ -108,7 +108,7 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     cases = [(checkout, name, kept) for kept in sizes for name in methods]
     runs = iter(together(theirs, WORKERS, cases))
     for kept in sizes:
-        codec = fg.Identity() if kept is None else fg.TopK(k=kept)
+        codec = fg.codecs.Identity() if kept is None else fg.TopK(k=kept)
         for name, method in methods.items():
             tx = method(optax.sgd(RATE), codec, gossip.ring(WORKERS), gamma=GAMMA)
             found = np.stack(next(runs), axis=1)

@@ -98,7 +98,7 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     """A row for each graph and codec."""
     for topology, weights, quantization, gamma in CASES[: 1 if smoke else None]:
         kept = quantization.get("coordinates_to_keep")
-        codec = fg.TopK(k=kept) if kept else fg.Identity()
+        codec = fg.TopK(k=kept) if kept else fg.codecs.Identity()
         tx = gossip.choco_sgd(optax.sgd(RATE), codec, weights, gamma=gamma)
         found = theirs(checkout, topology, gamma, **quantization)
         sent = f"the {kept} largest of {FEATURES} values" if kept else "all values"

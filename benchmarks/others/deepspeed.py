@@ -20,15 +20,17 @@ WORKERS, VALUES = 4, 640
 
 
 @dataclasses.dataclass(frozen=True)
-class RootMeanSquare(fg.Quantizer):
+class RootMeanSquare(fg.codecs.Quantizer):
     """Quantizer: the sign of each value, and the root of the mean square of all."""
 
-    def compress(self, x: jax.Array, state: Any, step: fg.Step) -> fg.Compressed:
+    def compress(self, x: jax.Array, state: Any, step: fg.Step) -> fg.codecs.Compressed:
         """A bit for each value, in 32."""
         sign = jnp.where(x < 0, -1.0, 1.0)
-        return fg.Compressed(fg.Payload(sign, jnp.sqrt(jnp.mean(jnp.square(x)))[None]))
+        return fg.codecs.Compressed(
+            fg.codecs.Payload(sign, jnp.sqrt(jnp.mean(jnp.square(x)))[None])
+        )
 
-    def decompress(self, payload: fg.Payload, like: Any, step: fg.Step) -> jax.Array:
+    def decompress(self, payload: fg.codecs.Payload, like: Any, step: fg.Step) -> jax.Array:
         """Signs of one magnitude."""
         return payload.main * payload.side
 
@@ -96,7 +98,7 @@ def _module(**contents: Any) -> Any:
     return module
 
 
-def ours(codec: fg.Quantizer, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def ours(codec: fg.codecs.Quantizer, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The mean, and the residual of each shard, after one step."""
     tx = pmean(fg.TwoStage(codec, workers=WORKERS), fg.ErrorFeedback())
     updates, state = run(tx, row[None])

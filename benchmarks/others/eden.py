@@ -81,7 +81,9 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
         codec = fg.chain(fg.Hadamard(n), fg.codecs.LloydMax(bits, block=n))
 
         @jax.jit
-        def one(key: jax.Array, given: jax.Array = given, codec: fg.Codec = codec) -> jax.Array:
+        def one(
+            key: jax.Array, given: jax.Array = given, codec: fg.codecs.Codec = codec
+        ) -> jax.Array:
             step = fg.Step.of(key)
             back = fg.decompress(codec, fg.compress(codec, given, step=step), given, step=step)
             return jnp.sum(jnp.square(back - given)) / jnp.sum(jnp.square(given))

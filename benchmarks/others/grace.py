@@ -234,7 +234,7 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     x = plain[0, 0]
     sent = imported(checkout, "grace_dl.dist.compressor.randomk").RandomKCompressor(KEPT)
     back = sent.decompress(*sent.compress(torch.from_numpy(x), "w")).numpy()
-    step, codec = fg.Step.of(0), fg.RandomK(KEPT)
+    step, codec = fg.Step.of(0), fg.codecs.RandomK(KEPT)
     own = np.asarray(fg.decompress(codec, fg.compress(codec, x, step=step), x, step=step))
     share = abs(np.count_nonzero(own) - np.count_nonzero(back)) / np.count_nonzero(own)
     yield Row(

@@ -18,7 +18,7 @@ SHAPES = ((256, 192), (64, 128))
 BLOCK, KEPT, WORKERS = 64, 64, 3
 
 
-def codec(shape: tuple[int, int], bits: int | None) -> fg.Codec:
+def codec(shape: tuple[int, int], bits: int | None) -> fg.codecs.Codec:
     """What `sparse_loco` makes of a matrix."""
     tiles = fg.codecs.Tiles(BLOCK, shape=shape)
     sparse = fg.chain(tiles, fg.ChunkTopK(tiles.tile_size, KEPT))

@@ -56,7 +56,7 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
             if clip:
                 given = module.clip_gradients_by_stddev(given, clip)
             ((expected, _),) = module.stochastical_binarize_gradients(given, scales)
-            codec, step = fg.Ternary(clip=clip), fg.Step(0, key, key)
+            codec, step = fg.codecs.Ternary(clip=clip), fg.Step(0, key, key)
             like = jnp.asarray(x)
             found = fg.decompress(codec, fg.compress(codec, like, step=step), like, step=step)
             yield Row(

@@ -15,7 +15,7 @@ from fftgrad.ops import _random
 CHUNK = 1 << 16
 RULE = "be the same on all devices that hold it"
 REMEDY = """shard the state by fg.state_specs, and wrap transformations before compressed_pmean in \
-fg.local_state."""
+fg.training.local_state."""
 
 
 def total(leaf: Any) -> int:

@@ -1,5 +1,6 @@
 """Codecs, which compress vectors. May import `ops`, `_contracts`, `_axes` and `_values`."""
 
+from fftgrad._contracts import Codec, Compressed, Payload, Quantizer, Selector, Transform
 from fftgrad.codecs._budget import Budget
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs._levels import BinMeans, LloydMax, LogQuantizer
@@ -25,6 +26,8 @@ __all__ = [
     "Budget",
     "Cast",
     "ChunkTopK",
+    "Codec",
+    "Compressed",
     "Dct",
     "DynamicSign",
     "Fft",
@@ -34,14 +37,18 @@ __all__ = [
     "LloydMax",
     "LogQuantizer",
     "MeanMagnitude",
+    "Payload",
+    "Quantizer",
     "RandomK",
     "RangeFloat",
+    "Selector",
     "Sign",
     "Sparse",
     "Ternary",
     "Threshold",
     "Tiles",
     "TopK",
+    "Transform",
     "UniformQuantizer",
     "chain",
     "poison",

@@ -33,7 +33,7 @@ def compress(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Compresse
     out: object = codec.compress(x, state, step)
     is_right = isinstance(out, Compressed) and isinstance(cast("Any", out.payload), Payload)
     owner, rule = f"{type(codec).__name__}.compress()", "return a Compressed with a Payload"
-    check_type(is_right, owner, rule, out, "return fg.Compressed(fg.Payload(main)).")
+    check_type(is_right, owner, rule, out, "return fg.codecs.Compressed(fg.codecs.Payload(main)).")
     payload = out.payload
     if any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(payload.main)):
         return out

@@ -251,7 +251,7 @@ class Ternary(Quantizer):
 
     Example:
       >>> x, step = jnp.array([0.0, 2.0, -2.0]), fg.Step.of(0)
-      >>> fg.decompress(fg.Ternary(), fg.compress(fg.Ternary(), x, step=step), like=x)
+      >>> fg.decompress(fg.codecs.Ternary(), fg.compress(fg.codecs.Ternary(), x, step=step), like=x)
       Array([ 0.,  2., -2.], dtype=float32)
 
     References:

@@ -227,7 +227,8 @@ class RandomK(_Share):
       each of k intervals, so positions ascend. All values have about the same probability k/n.
 
     Example:
-      >>> fg.compress(fg.RandomK(k=2), jnp.array([1.0, 1.0, 2.0, 2.0]), step=fg.Step.of(0)).main
+      >>> codec, x = fg.codecs.RandomK(k=2), jnp.array([1.0, 1.0, 2.0, 2.0])
+      >>> fg.compress(codec, x, step=fg.Step.of(0)).main
       Array([1., 2.], dtype=float32)
 
     References:

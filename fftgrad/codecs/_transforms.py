@@ -74,7 +74,8 @@ class Identity(Transform):
     Claims: summable; unbiased; lossless, bit for bit.
 
     Example:
-      >>> fg.wire_bytes(fg.Identity(), like=jax.ShapeDtypeStruct((100,), "float32"))  # + header
+      >>> like = jax.ShapeDtypeStruct((100,), "float32")
+      >>> fg.wire_bytes(fg.codecs.Identity(), like)  # with the header
       404
     """
 

@@ -163,7 +163,7 @@ def choco_sgd(
     Example:
       >>> from fftgrad.contrib import gossip
       >>> import optax
-      >>> tx = gossip.choco_sgd(optax.sgd(1.0), fg.Identity(), gossip.ring(3), gamma=1.0)
+      >>> tx = gossip.choco_sgd(optax.sgd(1.0), fg.codecs.Identity(), gossip.ring(3), gamma=1.0)
       >>> step = lambda grad, x: x + tx.update(grad, tx.init(jnp.zeros(1)), x)[0]
       >>> grads = jnp.array([[-1.0], [-2.0], [-6.0]])  # on a ring of 3, all are neighbors
       >>> jax.vmap(step, axis_name="data")(grads, jnp.zeros((3, 1))).ravel()

@@ -3,7 +3,7 @@
 May import `codecs`, `memories`, `ops`, the contracts and `_axes`.
 """
 
-from fftgrad._contracts import Comm, State, Stats
+from fftgrad._contracts import Averaged, Comm, Exchange, State, Stats
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._bucketing import Bucketing
@@ -22,9 +22,11 @@ __all__ = [
     "AcpSgd",
     "AllGather",
     "AllReduce",
+    "Averaged",
     "Bucketing",
     "Comm",
     "Eigenbasis",
+    "Exchange",
     "Hierarchical",
     "Ladder",
     "LeaderTopK",

@@ -71,7 +71,7 @@ class Eigenbasis(Exchange):
         residual of its own, as `Hierarchical`.
 
     Example:
-      >>> exchange = fg.Eigenbasis(fg.AllGather(fg.Identity()))
+      >>> exchange = fg.Eigenbasis(fg.AllGather(fg.codecs.Identity()))
       >>> x = jnp.arange(12.0).reshape(2, 3, 2)
       >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Comm("data")).mean
       >>> bool(jnp.allclose(jax.vmap(mean, axis_name="data")(x)[0], x.mean(0)))

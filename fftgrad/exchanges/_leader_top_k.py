@@ -50,7 +50,7 @@ class LeaderTopK(Exchange):
         while tracing); while tracing, if `leader` is not the number of a worker.
 
     Example:
-      >>> exchange = fg.LeaderTopK(fg.TopK(k=1))
+      >>> exchange = fg.exchanges.LeaderTopK(fg.TopK(k=1))
       >>> x = jnp.array([[4.0, 1.0], [1.0, 2.0]])
       >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Comm("data")).mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]

@@ -191,7 +191,7 @@ class AcpSgd(Exchange):
     Differs from the paper: matrices are flipped; Householder reflections orthogonalize P and Q.
 
     Example:
-      >>> exchange = fg.AcpSgd(rank=1)
+      >>> exchange = fg.exchanges.AcpSgd(rank=1)
       >>> x = jnp.outer(jnp.arange(4.0), jnp.arange(5.0))[None]
       >>> def twice(x):
       ...     first = exchange.mean(x, exchange.init(x), fg.exchanges.Comm("data"))

@@ -41,7 +41,7 @@ class QuantizedAllReduce(Exchange):
       smaller. The paper does not describe a collective for the sum.
 
     Example:
-      >>> exchange = fg.QuantizedAllReduce(workers=2, clip=None)
+      >>> exchange = fg.exchanges.QuantizedAllReduce(workers=2, clip=None)
       >>> x = jnp.array([[4.0, 0.0], [4.0, 4.0]])
       >>> comm = fg.exchanges.Comm("data", fg.Step.of(0))
       >>> mean = lambda x: exchange.mean(x, exchange.init(x), comm).mean

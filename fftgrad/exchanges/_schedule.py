@@ -135,7 +135,7 @@ class Ladder(Several):
     Wire: the bytes of the exchange in use, `.at(level).wire_bytes(x)`.
 
     Example:
-      >>> exchange = fg.Ladder((fg.AllGather(fg.TopK(fraction=0.01)), fg.AllReduce()))
+      >>> exchange = fg.exchanges.Ladder((fg.AllGather(fg.TopK(fraction=0.01)), fg.AllReduce()))
       >>> exchange.at(1)
       AllReduce()
 
@@ -181,7 +181,7 @@ def next_level(state: PyTree, when: jax.Array | bool = True) -> Any:
       A state of the same structure.
 
     Example:
-      >>> ladder = fg.Ladder((fg.AllGather(fg.TopK(k=1)), fg.AllReduce()))
+      >>> ladder = fg.exchanges.Ladder((fg.AllGather(fg.TopK(k=1)), fg.AllReduce()))
       >>> tx = fg.compressed_pmean(ladder, axis_name="data", track_error=True)
       >>> state = tx.init(jnp.zeros(9))
       >>> state = fg.exchanges.next_level(state, when=state.error > 0.9)

@@ -87,7 +87,7 @@ class Island:
       ConnectionError: if the store cannot be read or written.
 
     Example:
-      >>> settings = fg.islands.Settings(fg.AllGather(fg.Identity()), sync_every=1, rate=1.0)
+      >>> settings = fg.islands.Settings(fg.AllGather(fg.codecs.Identity()), sync_every=1, rate=1.0)
       >>> with fg.islands.Island("memory://", "a", jnp.zeros(2), settings=settings) as island:
       ...     island.step(island.params + 1.0)
       Array([1., 1.], dtype=float32)

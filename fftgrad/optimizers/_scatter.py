@@ -69,8 +69,9 @@ def compressed_psum_scatter(
 
     Example:
       >>> x = jnp.array([[1.0, 2.0, -3.0, 4.0], [1.0, 2.0, 3.0, 4.0]])
-      >>> scatter = lambda x: fg.optimizers.compressed_psum_scatter(x, "data", fg.Identity()).shard
-      >>> jax.vmap(scatter, axis_name="data")(x)
+      >>> scatter = fg.optimizers.compressed_psum_scatter
+      >>> mean = lambda x: scatter(x, "data", fg.codecs.Identity()).shard
+      >>> jax.vmap(mean, axis_name="data")(x)
       Array([[2., 4.],
              [0., 8.]], dtype=float32)
 
@@ -217,7 +218,7 @@ def gather_parameters(
 
     Example:
       >>> def loss(shard, x):
-      ...     w = fg.optimizers.gather_parameters(shard, "data", fg.Identity(), step=0)
+      ...     w = fg.optimizers.gather_parameters(shard, "data", fg.codecs.Identity(), step=0)
       ...     return jnp.sum(w * x) / 2
       >>> shards, x = jnp.array([[1.0], [2.0]]), jnp.array([[1.0, 2.0], [3.0, 4.0]])
       >>> jax.vmap(jax.grad(loss), axis_name="data")(shards, x)

@@ -59,7 +59,7 @@ class Candidate:
     """
 
     name: str
-    method: fg.Recipe | fg.Exchange
+    method: fg.Recipe | fg.exchanges.Exchange
     _: dataclasses.KW_ONLY
     every: int = 1
     dense: bool = False
@@ -176,7 +176,11 @@ def candidates(like: PyTree, workers: int, fast: int = 1) -> tuple[Candidate, ..
         tried("EDEN 1 bit (DRIVE)", fg.methods.eden()),
         tried("TernGrad, shared scale", fg.methods.terngrad(workers=workers)),
         tried("random-k 10 %", fg.methods.random_k(0.1), optimizer=LATE),
-        tried("shared top-k 4 %", fg.Recipe(fg.LeaderTopK(fg.TopK(0.04)), decayed), optimizer=LATE),
+        tried(
+            "shared top-k 4 %",
+            fg.Recipe(fg.exchanges.LeaderTopK(fg.TopK(0.04)), decayed),
+            optimizer=LATE,
+        ),
         tried("top-k 4 %, 4 bits", top_k(0.04, 4, memory=decayed), optimizer=LATE),
         tried("two stages, top-k 4 %, 4 bits", picked, optimizer=LATE),
         tried("DCT 64, 4 %, 4 bits", top_k(0.04, 4, transform=dct, memory=decayed), optimizer=LATE),

@@ -181,17 +181,17 @@ def bench_command(parser: argparse.ArgumentParser) -> Run:
     return run_bench
 
 
-CODECS: dict[str, fg.Codec] = {
+CODECS: dict[str, fg.codecs.Codec] = {
     "bfloat16": fg.Cast("bfloat16"),
     "8 bits": fg.RangeFloat(bits=8),
     "QSGD, 4 bits": fg.UniformQuantizer(bits=4),
-    "ternary": fg.Ternary(),
+    "ternary": fg.codecs.Ternary(),
     "sign": fg.Sign(),
     "EDEN, 2 bits": fg.chain(fg.Hadamard(), fg.codecs.LloydMax(bits=2)),
     "top-k 1 %": fg.chain(fg.TopK(fraction=0.01), fg.LogQuantizer(bits=4)),
     "top-k 0.1 %": fg.chain(fg.TopK(fraction=0.001), fg.LogQuantizer(bits=4)),
     "threshold 1 %": fg.chain(fg.Threshold(fraction=0.01), fg.LogQuantizer(bits=4)),
-    "random-k 1 %": fg.RandomK(fraction=0.01),
+    "random-k 1 %": fg.codecs.RandomK(fraction=0.01),
     "FFT 64, 1 %": fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01), fg.LogQuantizer(bits=4)),
     "DCT 64, DeMo": fg.chain(fg.Dct(block=64), fg.ChunkTopK(chunk=64), fg.Cast("bfloat16")),
     "DCT 64, budget": fg.chain(fg.Dct(block=64), fg.Budget(ratio=100)),
@@ -220,7 +220,9 @@ def machine() -> str:
     )
 
 
-def time_codecs(values: int, codecs: dict[str, fg.Codec], seconds: float) -> list[CodecTimes]:
+def time_codecs(
+    values: int, codecs: dict[str, fg.codecs.Codec], seconds: float
+) -> list[CodecTimes]:
     """Time codecs on heavy-tailed values, in about `seconds` seconds."""
     like = jax.ShapeDtypeStruct((values,), jnp.float32)
     inputs = [(x, fg.Step.of(i, i)) for i, x in enumerate(heavy_tailed(like))]

@@ -137,8 +137,8 @@ SHARE = 0.01
 """Share of the values that count as large."""
 LEAVES = 12
 """Number of leaves in the table, those with the most energy."""
-BASES: dict[str, fg.Codec] = {
-    "none": fg.Identity(),
+BASES: dict[str, fg.codecs.Codec] = {
+    "none": fg.codecs.Identity(),
     "Dct 16": fg.Dct(block=16),
     "Dct 64": fg.Dct(block=64),
     "Fft 64": fg.Fft(block=64),
@@ -180,7 +180,7 @@ class Rate(NamedTuple):
       error: relative L2 error.
     """
 
-    codec: fg.Codec
+    codec: fg.codecs.Codec
     ratio: float
     bits: float
     error: float
@@ -307,7 +307,7 @@ def _row(tree: PyTree, sizes: Mapping[str, int], columns: Array) -> Array:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _transformed(basis: fg.Codec, row: jax.Array) -> jax.Array:
+def _transformed(basis: fg.codecs.Codec, row: jax.Array) -> jax.Array:
     return basis.compress(row, (), fg.Step.of(0)).payload.main
 
 
@@ -351,13 +351,13 @@ def _leaves(
     return tuple(found)
 
 
-def _rates(rows: Array, ratios: Sequence[float], basis: fg.Codec) -> tuple[Rate, ...]:
+def _rates(rows: Array, ratios: Sequence[float], basis: fg.codecs.Codec) -> tuple[Rate, ...]:
     """Measure codecs at each ratio; sort by error within a ratio."""
     n, found = rows.shape[1], list[Rate]()
     like = jax.ShapeDtypeStruct((n,), jnp.float32)
     slots = n // 2 if isinstance(basis, fg.Fft) else n
 
-    def largest(k: int) -> fg.Codec:
+    def largest(k: int) -> fg.codecs.Codec:
         share = min(1.0, float(f"{k / slots:.3g}"))
         return fg.chain(basis, fg.TopK(fraction=share), fg.LogQuantizer(bits=4))
 
@@ -365,7 +365,7 @@ def _rates(rows: Array, ratios: Sequence[float], basis: fg.Codec) -> tuple[Rate,
         size = int(4 * n / ratio)
         counts = range(1, slots + 1)
         most = bisect.bisect_right(counts, size, key=lambda k: fg.wire_bytes(largest(k), like))
-        bases = dict.fromkeys((fg.Identity(), basis))
+        bases = dict.fromkeys((fg.codecs.Identity(), basis))
         codecs = [fg.chain(one, fg.Budget(ratio=ratio)) for one in bases]
         codecs += [largest(most)] if most else []
         codecs += [codec for codec in DENSE if fg.wire_bytes(codec, like) <= size]
@@ -379,7 +379,7 @@ def _rates(rows: Array, ratios: Sequence[float], basis: fg.Codec) -> tuple[Rate,
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _lost(codec: fg.Codec, row: jax.Array) -> jax.Array:
+def _lost(codec: fg.codecs.Codec, row: jax.Array) -> jax.Array:
     step = fg.Step.of(0)
     return row - fg.decompress(codec, fg.compress(codec, row, step=step), row, step=step)
 

@@ -317,7 +317,7 @@ def _usual(row: Candidate, like: PyTree, joined: Groups) -> tuple[tuple[Collecti
     Low-rank rows need the shapes. The bytes of all other rows depend only on the number of values.
     """
     exchange, total = row.recipe.exchange, count(like)
-    if isinstance(exchange, fg.PowerSgd | fg.AcpSgd):
+    if isinstance(exchange, fg.PowerSgd | fg.exchanges.AcpSgd):
         parts = _bucketing.bucket_likes(like, row.recipe.bucketing.for_exchange(exchange))
         return tuple(c for part in parts for c in sent_by(exchange, part, joined.axes)), 1
     pieces = -(-total // BUCKET_LIMIT)

@@ -162,7 +162,9 @@ def traffic(
     return always * every + tuple(c for c in found if c.branch)
 
 
-def sent_by(exchange: fg.Exchange, like: PyTree, axes: Mapping[str, int]) -> tuple[Collective, ...]:
+def sent_by(
+    exchange: fg.exchanges.Exchange, like: PyTree, axes: Mapping[str, int]
+) -> tuple[Collective, ...]:
     """Return the collectives of an exchange for one bucket, along the first axis.
 
     A trace of `Budget` takes a second, so `wire_bytes` replaces the trace where possible.

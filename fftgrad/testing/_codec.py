@@ -77,9 +77,9 @@ def check_codec(
     Example:
       >>> import dataclasses
       >>> @dataclasses.dataclass(frozen=True)
-      ... class Half(fg.Quantizer):
+      ... class Half(fg.codecs.Quantizer):
       ...     def compress(self, x, state, step):
-      ...         return fg.Compressed(fg.Payload(x.astype("bfloat16")))
+      ...         return fg.codecs.Compressed(fg.codecs.Payload(x.astype("bfloat16")))
       ...
       ...     def decompress(self, payload, like, step):
       ...         return payload.main.astype(like.dtype)
@@ -144,7 +144,7 @@ def _shapes(laws: Laws, codec: Codec, run: Callable[..., Trip], n: int) -> None:
         laws.need(
             isinstance(out, Compressed) and isinstance(out.payload, Payload), "shapes",
             "compress must return Compressed(Payload(main, side), ...)", f"{out}",
-            "return fg.Compressed(fg.Payload(main)).",
+            "return fg.codecs.Compressed(fg.codecs.Payload(main)).",
         )  # fmt: skip
         back: Any = jax.eval_shape(lambda p: codec.decompress(p, like, _step()), out.payload)
     same = "reshape and cast what decompress returns to `like`."
@@ -162,7 +162,7 @@ def _shapes(laws: Laws, codec: Codec, run: Callable[..., Trip], n: int) -> None:
     laws.need(
         codec.last or jnp.issubdtype(main, jnp.inexact), "shapes",
         "`main` must hold values, unless the codec comes last", f"{main}",
-        "derive the codec from fg.Quantizer, or return True from `last`.",
+        "derive the codec from fg.codecs.Quantizer, or return True from `last`.",
     )  # fmt: skip
     laws.need(
         trip.buffer.size * 4 == wanted, "bytes",
@@ -257,7 +257,7 @@ def _transform(laws: Laws, codec: Transform, n: int) -> None:
     """Law: a transform is invertible and stateless, and `at_blocks` decodes as decompress does."""
     like = _like(n)
     out = jax.eval_shape(lambda x: codec.compress(x, _start(codec, n), _step()), like)
-    more, remedy = jax.tree.leaves((out.payload.side, out.state)), "derive it from fg.Codec."
+    more, remedy = jax.tree.leaves((out.payload.side, out.state)), "derive it from fg.codecs.Codec."
     rule = "a transform must have no state and no side"
     laws.need(not more, "transform", rule, f"{more}", remedy)
 
@@ -278,7 +278,7 @@ def _transform(laws: Laws, codec: Transform, n: int) -> None:
         for name, x in inputs.items():
             where = f"for {name}, float32[{n}], step {number}"
             back, few, wanted = run(jnp.asarray(x), jnp.int32(number))
-            remedy = "derive a codec that loses values from fg.Codec or fg.Selector."
+            remedy = "derive a codec that loses values from fg.codecs.Codec or fg.codecs.Selector."
             laws.near("transform", "decompress must invert it", back, x, where, remedy, most=LOST)
             rule = "at_blocks must decode the coefficients as decompress does"
             remedy = "return n from `reach` if there are no blocks."

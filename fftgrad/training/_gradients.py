@@ -35,8 +35,8 @@ def check_local(updates: PyTree, axis_name: AxisName, owner: str = "compressed_p
             raise ValueError(
                 f"{owner}(updates{jax.tree_util.keystr(path)}): must be the gradient of one "
                 f"worker's own batch, got a sum over workers of type {jax.typeof(leaf)}; use "
-                f"fg.value_and_grad(loss, {axis_name!r})(params, batch), and fg.multi_steps in "
-                "place of optax.MultiSteps."
+                f"fg.value_and_grad(loss, {axis_name!r})(params, batch), and "
+                "fg.training.multi_steps in place of optax.MultiSteps."
             )
 
 

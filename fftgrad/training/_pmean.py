@@ -85,7 +85,7 @@ def compressed_pmean(
         specs = fg.state_specs(state, "data")
 
     If you put a transformation with a state before it, such as `optax.scale_by_adam()`, wrap this
-    transformation in `fg.local_state`, because its state differs between the workers.
+    transformation in `fg.training.local_state`, because its state differs between the workers.
 
     Args:
       exchange: the collective and its codec: `AllReduce`, `AllGather`, `Scheduled` and so on; or a

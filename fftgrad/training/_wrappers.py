@@ -25,7 +25,7 @@ def local_state(tx: optax.GradientTransformation) -> optax.GradientTransformatio
     `fg.state_specs` shards this axis. For example, compress the update of a local preconditioner:
 
         tx = optax.chain(
-            fg.local_state(optax.scale_by_adam()),
+            fg.training.local_state(optax.scale_by_adam()),
             fg.compressed_pmean(fg.AllGather(codec), fg.ErrorFeedback(), axis_name="data"),
             optax.scale(-3e-4),
         )
@@ -41,7 +41,8 @@ def local_state(tx: optax.GradientTransformation) -> optax.GradientTransformatio
 
     Example:
       >>> import jax.numpy as jnp, optax
-      >>> fg.local_state(optax.trace(0.9)).init({"w": jnp.zeros(3)}).worker_rows.trace["w"].shape
+      >>> tx = fg.training.local_state(optax.trace(0.9))
+      >>> tx.init({"w": jnp.zeros(3)}).worker_rows.trace["w"].shape
       (1, 3)
     """
     check_transformation("local_state(tx)", tx)
@@ -262,7 +263,7 @@ def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientT
     in k steps, as for a batch k times as large. The updates of the other steps are zeros. If the
     gradients have a narrow dtype, the rounding error of an average is added to the next average.
 
-        tx = fg.multi_steps(
+        tx = fg.training.multi_steps(
             optax.chain(fg.compressed_pmean(exchange, memory, axis_name="data"), optax.adamw(3e-4)),
             every=4,
         )
@@ -283,7 +284,7 @@ def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientT
 
     Example:
       >>> import jax.numpy as jnp, optax
-      >>> tx = fg.multi_steps(optax.sgd(1.0), every=2)
+      >>> tx = fg.training.multi_steps(optax.sgd(1.0), every=2)
       >>> first, state = tx.update(jnp.ones(1), tx.init(jnp.ones(1)))
       >>> second, state = tx.update(3 * jnp.ones(1), state)
       >>> first.tolist(), second.tolist()

@@ -84,7 +84,7 @@ def test_the_numbers_that_a_codec_draws_are_found(imported):
 
 def test_the_local_key_is_that_of_the_exchange(imported):
     compare = imported("others._both")
-    codec = fg.Ternary(clip=None)
+    codec = fg.codecs.Ternary(clip=None)
     rows = compare.gradients((40,), workers=2, steps=3)
     updates, _ = compare.run(compare.pmean(fg.AllGather(codec)), rows)
     for number, row in enumerate(rows):

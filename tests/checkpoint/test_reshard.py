@@ -220,9 +220,9 @@ def test_what_is_no_number_is_that_of_the_first_interval():
 OTHERS = {
     "codec": (fg.AllGather(fg.Sign()), {}),
     "bits": (fg.AllGather(fg.chain(fg.TopK(fraction=0.1), fg.LogQuantizer(bits=4))), {}),
-    "exchange": (fg.LeaderTopK(fg.TopK(fraction=0.2)), {}),
+    "exchange": (fg.exchanges.LeaderTopK(fg.TopK(fraction=0.2)), {}),
     "rank": (fg.PowerSgd(rank=3), {}),
-    "turns": (fg.AcpSgd(rank=2), {}),
+    "turns": (fg.exchanges.AcpSgd(rank=2), {}),
     "scope": (fg.AllGather(fg.TopK(fraction=0.1)), {"bucketing": fg.Bucketing("leaf")}),
     "buckets": (fg.AllGather(fg.TopK(fraction=0.1)), {"bucketing": fg.Bucketing(bucket_bytes=300)}),
     "two stages": (fg.TwoStage(fg.Sign(), workers=4), {}),
@@ -255,7 +255,7 @@ def test_a_residual_goes_on_in_another_dtype(dtypes):
 
 def test_what_would_be_lost_is_refused():
     gather = feedback(EXCHANGES["gather top-k"])
-    dgc = feedback(EXCHANGES["gather top-k"], fg.MomentumCorrection(0.9))
+    dgc = feedback(EXCHANGES["gather top-k"], fg.memories.MomentumCorrection(0.9))
     two_levels = fg.compressed_pmean(HIERARCHIES["slow gather"], axis_name=("slow", "fast"))
     state = filled(two_levels, 8)
     with pytest.raises(
@@ -311,7 +311,7 @@ def test_the_parameters_of_local_workers_are_spread():
 LIVES = {
     "top-k": lambda _: fg.AllGather(fg.chain(fg.TopK(0.1), fg.LogQuantizer(6))),
     "adaptive": lambda _: EXCHANGES["gather adaptive"],
-    "low rank in turns": lambda _: fg.AcpSgd(rank=1),
+    "low rank in turns": lambda _: fg.exchanges.AcpSgd(rank=1),
     "two stages": lambda workers: fg.TwoStage(fg.Sign(), workers=workers),
 }
 

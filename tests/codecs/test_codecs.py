@@ -128,13 +128,13 @@ def test_codecs_of_one_shape(shape):
 
 
 @dataclasses.dataclass(frozen=True)
-class Root(fg.Codec):
+class Root(fg.codecs.Codec):
     """Exact, so it is right on average; but a square root is not linear."""
 
     unbiased = True
 
     def compress(self, x, state, step):
-        return fg.Compressed(fg.Payload(jnp.sign(x) * jnp.sqrt(jnp.abs(x))))
+        return fg.codecs.Compressed(fg.codecs.Payload(jnp.sign(x) * jnp.sqrt(jnp.abs(x))))
 
     def decompress(self, payload, like, step):
         return payload.main * jnp.abs(payload.main)
@@ -146,15 +146,15 @@ def test_a_chain_claims_no_more_than_its_stages():
     assert not fg.chain(fft, noise).summable
     assert not fg.chain(fft, fg.TopK(k=1), noise).unbiased
     assert not fg.chain(Root(), noise).unbiased
-    assert fg.chain(fft, fg.Identity()).summable
+    assert fg.chain(fft, fg.codecs.Identity()).summable
 
 
 def test_chains_nest_flat_and_have_a_unit():
     a, b, c = fg.Fft(block=8), fg.TopK(k=3), fg.RangeFloat(bits=8)
     assert fg.chain(a, fg.chain(b, c)) == fg.chain(fg.chain(a, b), c) == fg.chain(a, b, c)
     assert stages(fg.chain(a, b, c)) == (a, b, c)
-    assert fg.chain() == fg.chain(fg.Identity()) == fg.Identity()
-    assert fg.chain(a, fg.Identity(), b) == fg.chain(a, b)
+    assert fg.chain() == fg.chain(fg.codecs.Identity()) == fg.codecs.Identity()
+    assert fg.chain(a, fg.codecs.Identity(), b) == fg.chain(a, b)
     assert fg.chain(a) == a
 
 
@@ -172,14 +172,14 @@ def test_wire_bytes_needs_no_data_and_takes_trees():
 
 NINE = np.ones(9, np.float32)
 STOCHASTIC = CODECS["range float stochastic"]
-OF_THREE = fg.Payload(np.ones(3, np.float32))
+OF_THREE = fg.codecs.Payload(np.ones(3, np.float32))
 MISTAKES = [
     (lambda: fg.compress(fg.Hadamard(), NINE), ValueError, "signs=False"),
     (lambda: fg.compress(fg.TopK(k=1), np.ones((0, 3), "f")), ValueError, "must not be empty"),
     (lambda: round_trip(fg.chain(fg.Fft(), fg.Fft()), NINE), ValueError, "first in the chain"),
     (lambda: round_trip(fg.chain(fg.Fft(), fg.Cast("bfloat16")), NINE), ValueError, "RangeFloat"),
     (lambda: fg.compress(STOCHASTIC, NINE), ValueError, "Step.of"),
-    (lambda: fg.decompress(fg.Identity(), OF_THREE, NINE), ValueError, "shape"),
+    (lambda: fg.decompress(fg.codecs.Identity(), OF_THREE, NINE), ValueError, "shape"),
     (lambda: fg.tools.decompress_mean(fg.Sign(), (), NINE), ValueError, "shape it came from"),
     (lambda: fg.decompress(fg.Sign, (), NINE), TypeError, r"decompress\(codec\)"),
 ]

@@ -48,14 +48,14 @@ SIZES = [2, 64, 100, 1_000, 5_000]
 @pytest.mark.usefixtures("as_users_compile_it")
 @pytest.mark.parametrize("n", SIZES)
 def test_equal_values_survive_ternary(n):
-    optimized = jax.jit(lambda x: both_ways.__wrapped__(fg.Ternary(), x))
+    optimized = jax.jit(lambda x: both_ways.__wrapped__(fg.codecs.Ternary(), x))
     for value in EQUAL:
         x = np.full(n, value, np.float32)
         np.testing.assert_allclose(optimized(x), x, rtol=1e-5)
 
 
 def integer_sum(clip=None):
-    exchange = fg.QuantizedAllReduce(WORKERS, clip=clip)
+    exchange = fg.exchanges.QuantizedAllReduce(WORKERS, clip=clip)
     return everywhere("vmap", lambda x: once(exchange, x).mean, WORKERS)
 
 
@@ -71,7 +71,7 @@ def test_equal_values_survive_an_integer_sum(n):
 # The ends of the range
 
 QUANTIZERS = [CODECS[name] for name in ("levels", "levels max", "ternary clipped", "range float")]
-QUANTIZERS += [fg.Ternary(clip=None), fg.codecs.LloydMax(bits=2, block=64), fg.Sign()]
+QUANTIZERS += [fg.codecs.Ternary(clip=None), fg.codecs.LloydMax(bits=2, block=64), fg.Sign()]
 WITH_SCALES = [CODECS["bin means"], CODECS["ternary clipped"], fg.LogQuantizer(bits=4)]
 WITH_SCALES += [fg.codecs.LloydMax(bits=2, block=64), fg.UniformQuantizer(bits=4, bucket=64)]
 
@@ -197,8 +197,8 @@ fractions = st.sampled_from([0.05, 0.3, 1.0])
 selectors = st.one_of(
     fractions.map(lambda f: fg.TopK(fraction=f)),
     st.sampled_from([4, 10, 32]).map(lambda c: fg.ChunkTopK(chunk=c)),
-    fractions.map(lambda f: fg.RandomK(fraction=f)),
-    fractions.map(lambda f: fg.RandomK(fraction=f, rescale=True)),
+    fractions.map(lambda f: fg.codecs.RandomK(fraction=f)),
+    fractions.map(lambda f: fg.codecs.RandomK(fraction=f, rescale=True)),
     st.sampled_from([0.05, 0.3]).map(lambda f: fg.Threshold(fraction=f)),
 )
 range_floats = st.builds(
@@ -211,7 +211,7 @@ real_quantizers = st.one_of(
     st.just(fg.Sign()),
     st.just(fg.Cast("bfloat16")),
     st.integers(2, 6).map(lambda bits: fg.UniformQuantizer(bits=bits, bucket=40)),
-    st.sampled_from([None, 2.5]).map(lambda clip: fg.Ternary(clip=clip)),
+    st.sampled_from([None, 2.5]).map(lambda clip: fg.codecs.Ternary(clip=clip)),
     st.integers(1, 4).map(lambda bits: fg.codecs.LloydMax(bits=bits, block=32)),
 )
 
@@ -272,12 +272,12 @@ TOO_LARGE = {
         fg.chain(fg.Fft(half=True), fg.TopK(k=4), fg.RangeFloat(bits=8))
     ),
     "sum": fg.AllReduce(fg.Fft(half=True)),
-    "sum of a chain": fg.AllReduce(fg.chain(fg.Fft(half=True), fg.RandomK(k=4))),
-    "leader": fg.LeaderTopK(fg.chain(fg.Fft(half=True), fg.TopK(k=4))),
+    "sum of a chain": fg.AllReduce(fg.chain(fg.Fft(half=True), fg.codecs.RandomK(k=4))),
+    "leader": fg.exchanges.LeaderTopK(fg.chain(fg.Fft(half=True), fg.TopK(k=4))),
     "two stages": fg.TwoStage(fg.Cast("float16"), workers=WORKERS),
     "eigenbasis": fg.Eigenbasis(fg.AllGather(fg.Cast("float16"))),
     "piecewise": fg.Scheduled({0: fg.AllReduce(fg.Fft(half=True))}),
-    "ladder": fg.Ladder((fg.AllReduce(fg.Fft(half=True)),)),
+    "ladder": fg.exchanges.Ladder((fg.AllReduce(fg.Fft(half=True)),)),
 }
 
 

@@ -21,8 +21,8 @@ TINY = float(np.finfo(np.float32).tiny)
 
 SHRINKING = (
     fg.Budget, fg.Cast, fg.ChunkTopK, fg.Dct, fg.Fft, fg.codecs.FixedRangeFloat, fg.Hadamard,
-    fg.Identity, fg.LogQuantizer, fg.codecs.MeanMagnitude, fg.codecs.AlternatingSign,
-    fg.RandomK, fg.RangeFloat, fg.Sign,
+    fg.codecs.Identity, fg.LogQuantizer, fg.codecs.MeanMagnitude, fg.codecs.AlternatingSign,
+    fg.codecs.RandomK, fg.RangeFloat, fg.Sign,
     fg.Threshold, fg.TopK,
 )  # fmt: skip
 """Stages that move no vector away from itself by more than its length, but for some options."""
@@ -134,7 +134,7 @@ def own_laws(codec, x, y, unit):
     if isinstance(codec, fg.UniformQuantizer):
         step = np.sqrt(squares) / (2 ** (codec.bits - 1) - 1)
         yield "no further than the next level", np.abs(x - y).max(1) > step * (1 + 1e-5)
-    if isinstance(codec, fg.Ternary | fg.codecs.AdaComp):
+    if isinstance(codec, fg.codecs.Ternary | fg.codecs.AdaComp):
         size = np.abs(y).max(1, keepdims=True)
         wrong = (y != 0) & ((np.abs(y) != size) | (x * y < 0))
         yield "all values have one magnitude, and their own sign", np.any(wrong, axis=1)
@@ -144,7 +144,7 @@ def own_laws(codec, x, y, unit):
     if isinstance(codec, fg.LogQuantizer):
         wrong = (np.abs(x * unit) >= TINY) & (np.abs(x - y) >= np.abs(x) * (1 - 2**-16))
         yield "no value is worse than not sent", np.any(wrong, axis=1)
-    if isinstance(codec, fg.Transform) and not getattr(codec, "half", False):
+    if isinstance(codec, fg.codecs.Transform) and not getattr(codec, "half", False):
         yield "it is undone", lost > 1e-10 * squares
 
 

@@ -155,34 +155,34 @@ def test_the_bracket_is_proved_and_not_believed(name):
 
 
 @dataclasses.dataclass(frozen=True)
-class Halved(fg.Selector):
+class Halved(fg.codecs.Selector):
     """The first four values, halved where they are decoded, dense or sparse."""
 
     def compress(self, x, state, step):
-        return fg.Compressed(fg.Payload(x[:4] + fg.codecs.poison(x)))
+        return fg.codecs.Compressed(fg.codecs.Payload(x[:4] + fg.codecs.poison(x)))
 
     def positions(self, side, n, step):
         return jnp.arange(4, dtype=jnp.int32)
 
     def decompress(self, payload, like, step):
-        return super().decompress(fg.Payload(payload.main / 2), like, step)
+        return super().decompress(fg.codecs.Payload(payload.main / 2), like, step)
 
     def sparse(self, payload, like, step):
         return fg.codecs.Sparse(jnp.arange(4, dtype=jnp.int32), payload.main / 2)
 
 
 @dataclasses.dataclass(frozen=True)
-class DefaultSparse(fg.Selector):
+class DefaultSparse(fg.codecs.Selector):
     """The same, decoded with another sign, with the defaults above it."""
 
     compress, positions = Halved.compress, Halved.positions
 
     def decompress(self, payload, like, step):
-        return super().decompress(fg.Payload(-payload.main / 2), like, step)
+        return super().decompress(fg.codecs.Payload(-payload.main / 2), like, step)
 
 
 @pytest.mark.parametrize("kind", [Halved, DefaultSparse])
-@pytest.mark.parametrize("transform", [fg.Identity(), fg.Dct(block=4)])
+@pytest.mark.parametrize("transform", [fg.codecs.Identity(), fg.Dct(block=4)])
 def test_a_selector_that_decodes_in_its_own_way_is_averaged_so(kind, transform):
     codec, x = fg.chain(transform, kind()), values((2, 512))
     mean = np.asarray(everywhere("vmap", lambda x: once(fg.AllGather(codec), x).mean, len(x))(x))

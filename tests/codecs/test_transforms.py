@@ -28,7 +28,7 @@ def test_fft_is_the_oracle(n, block, half):
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5 * np.abs(x).max())
     expected = reference.fft(x, block, half)
     close(compress(codec, x).main, expected)
-    back = decompress(codec, fg.Payload(expected.astype(np.complex64)), x)
+    back = decompress(codec, fg.codecs.Payload(expected.astype(np.complex64)), x)
     close(back, reference.inverse_fft(expected, n, block))
 
 
@@ -56,7 +56,7 @@ def test_dct_and_hadamard_are_the_oracle(n, block):
     ):
         y = compress(codec, x).main
         np.testing.assert_allclose(y, oracle(x, block), atol=1e-5 * np.abs(x).max())
-        back = decompress(codec, fg.Payload(y), x)
+        back = decompress(codec, fg.codecs.Payload(y), x)
         np.testing.assert_allclose(back, x, atol=1e-5 * np.abs(x).max())
 
 
@@ -77,7 +77,7 @@ def test_pieces_change_nothing(codec, monkeypatch):
 
     def there_and_back(x):
         y = fg.compress(codec, x).main
-        return y, fg.decompress(codec, fg.Payload(y), x)
+        return y, fg.decompress(codec, fg.codecs.Payload(y), x)
 
     whole, _ = jax.jit(there_and_back)(x)
     monkeypatch.setattr(_transforms, "CHUNK", 80)
@@ -96,7 +96,7 @@ def test_a_whole_vector_that_is_too_long_is_cut_evenly(monkeypatch):
     def there_and_back(x):
         z = fg.compress(codec, x).main
         assert z.shape == (4 * 256 // 2,)
-        return fg.decompress(codec, fg.Payload(z), x)
+        return fg.decompress(codec, fg.codecs.Payload(z), x)
 
     np.testing.assert_allclose(there_and_back(x), x, atol=1e-5)
 
@@ -139,7 +139,7 @@ def test_coefficients_of_one_block_are_added_together(positions):
     def added(x, y, positions):
         few = codec.at_blocks(fg.codecs.Sparse(positions, y), x, fg.Step())
         dense = jnp.zeros(12).at[positions].set(y, mode="drop")
-        expected = x + fg.decompress(codec, fg.Payload(dense), x)
+        expected = x + fg.decompress(codec, fg.codecs.Payload(dense), x)
         return few.positions.ravel(), few.add_to(x, 1.0), expected
 
     places, total, expected = added(x, y, np.array(positions, np.int32))

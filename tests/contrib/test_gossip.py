@@ -202,7 +202,7 @@ def test_without_loss_it_is_exact_gossip(graph):
     rows = ROWS[: len(w)]
     mixing = np.eye(len(w)) + gamma * (w - np.eye(len(w)))
     expected = np.linalg.matrix_power(mixing, 3) @ rows.astype(np.float64)
-    np.testing.assert_allclose(alone(fg.Identity(), w, 3, rows, gamma), expected, atol=1e-5)
+    np.testing.assert_allclose(alone(fg.codecs.Identity(), w, 3, rows, gamma), expected, atol=1e-5)
 
 
 def test_consensus_is_reached_through_a_lossy_codec():
@@ -245,9 +245,9 @@ def test_a_neighbor_hears_the_bits_that_the_sender_adds(codec, mode):
 
 
 def test_several_buckets_are_one_after_another():
-    _, whole, _ = heard(fg.Identity(), RING, ROWS)
+    _, whole, _ = heard(fg.codecs.Identity(), RING, ROWS)
     _, cut, skipped = heard(
-        fg.Identity(), RING, ROWS, bucketing=Bucketing("model", bucket_bytes=28)
+        fg.codecs.Identity(), RING, ROWS, bucketing=Bucketing("model", bucket_bytes=28)
     )
     np.testing.assert_array_equal(whole, cut)
     assert not skipped.any()
@@ -360,7 +360,7 @@ def log_distances(tx, steps, h, c):
 
 
 LINEAR = {
-    "exact": (fg.Identity(), None, 1.0, 0.1),
+    "exact": (fg.codecs.Identity(), None, 1.0, 0.1),
     "top-k": (TOP, None, 0.3, 0.1),
     "sign": (fg.Sign(), None, 0.3, 0.1),
     "one bit": (fg.codecs.DynamicSign(1.0, 0.98), fg.codecs.DynamicSign(8.0, 0.98), 0.4, 0.05),
@@ -392,13 +392,13 @@ def test_up_to_its_largest_gamma_a_graph_does_not_overshoot(name):
     np.testing.assert_allclose(smallest, 0, atol=1e-9)
     assert fg.contrib.gossip.largest_gamma(fg.contrib.gossip.ring(3)) == 1.0
     for gamma, right in ((largest, True), (1.0, False)):
-        tx = fg.contrib.gossip.beer(optax.sgd(0.2), fg.Identity(), graph, gamma=gamma)
+        tx = fg.contrib.gossip.beer(optax.sgd(0.2), fg.codecs.Identity(), graph, gamma=gamma)
         x, _ = trained(tx, 200)
         apart = np.linalg.norm(x - OPTIMUM) / np.linalg.norm(OPTIMUM)
         assert (apart < 1e-3) == right
 
 
-@pytest.mark.parametrize("codec", [fg.Identity(), fg.LogQuantizer(bits=4)], ids=repr)
+@pytest.mark.parametrize("codec", [fg.codecs.Identity(), fg.LogQuantizer(bits=4)], ids=repr)
 @pytest.mark.parametrize("graph", ["torus", "a matrix"])
 def test_what_neighbors_draw_sums_to_nothing(graph, codec):
     """Or the estimates of the gradient would drift, all in one direction, and for good."""

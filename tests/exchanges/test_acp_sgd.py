@@ -34,15 +34,17 @@ def test_one_program_has_one_sum_outside_of_the_condition():
     compiled = update.lower(*args).compile()
     (found,) = fg.audit(compiled)
     assert (found.kind, found.branch) == ("all-reduce", ())
-    assert found.bytes == fg.wire_bytes(fg.AcpSgd(2), MODEL)
+    assert found.bytes == fg.wire_bytes(fg.exchanges.AcpSgd(2), MODEL)
     assert "conditional(" in compiled.as_text()
 
 
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_it_sends_about_half_of_what_two_sums_do(rank):
-    ours, theirs = (fg.wire_bytes(kind(rank), MODEL, LEAF) for kind in (fg.AcpSgd, fg.PowerSgd))
+    ours, theirs = (
+        fg.wire_bytes(kind(rank), MODEL, LEAF) for kind in (fg.exchanges.AcpSgd, fg.PowerSgd)
+    )
     assert ours <= 0.55 * theirs
-    assert fg.link_bytes(fg.AcpSgd(rank), MODEL, 8, LEAF) == 2 * 7 / 8 * ours
+    assert fg.link_bytes(fg.exchanges.AcpSgd(rank), MODEL, 8, LEAF) == 2 * 7 / 8 * ours
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -57,7 +59,7 @@ def test_the_two_kinds_of_steps_are_balanced(seed):
         )
         for order in itertools.product((0, 1), repeat=len(shapes))
     )
-    assert 4 * best <= fg.wire_bytes(fg.AcpSgd(1), like, LEAF) <= 1.05 * 4 * best
+    assert 4 * best <= fg.wire_bytes(fg.exchanges.AcpSgd(1), like, LEAF) <= 1.05 * 4 * best
 
 
 # Turns
@@ -86,7 +88,7 @@ def test_bad_steps_are_no_turns():
 # Values
 
 
-@pytest.mark.parametrize("kind", [fg.AcpSgd, fg.PowerSgd])
+@pytest.mark.parametrize("kind", [fg.exchanges.AcpSgd, fg.PowerSgd])
 def test_steps_without_a_gradient_end_nothing(kind):
     """A factor of zeros would make a basis of first rows, or columns, which have no gradient."""
     r = np.random.default_rng(0)
@@ -101,7 +103,7 @@ def test_steps_without_a_gradient_end_nothing(kind):
 
 
 @pytest.mark.parametrize(
-    ("exchange", "least", "most"), [(fg.AcpSgd(2), 0.7, 1.3), (fg.PowerSgd(2), 3.8, 4.1)]
+    ("exchange", "least", "most"), [(fg.exchanges.AcpSgd(2), 0.7, 1.3), (fg.PowerSgd(2), 3.8, 4.1)]
 )
 def test_what_differs_between_the_workers_is_sent_too(exchange, least, most):
     """Each takes its own product from its residual; with `PowerSgd` the differences add up."""

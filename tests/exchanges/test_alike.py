@@ -63,7 +63,7 @@ def test_each_part_gets_what_it_gets_on_its_own(name, monkeypatch):
 
 
 def test_parts_of_one_shape_keep_codecs_of_their_own():
-    rule = {"a": fg.TopK(k=3), "c": fg.TopK(k=5), "d": fg.Identity()}
+    rule = {"a": fg.TopK(k=3), "c": fg.TopK(k=5), "d": fg.codecs.Identity()}
     exchange = fg.AllGather(lambda name, _: rule[name])
     x = {name: values((1, 60), seed) for seed, name in enumerate(rule)}
     tx = fg.compressed_pmean(exchange, axis_name=AXIS)
@@ -102,7 +102,10 @@ def test_what_is_drawn_to_encode_is_drawn_to_decode(impl):
     """Long parts are encoded one after the other, and their short payloads side by side."""
     key = jax.random.key(0, impl=impl)
     tx = fg.compressed_pmean(
-        fg.AllReduce(fg.RandomK(k=500)), axis_name=AXIS, bucketing=fg.Bucketing("leaf"), key=key
+        fg.AllReduce(fg.codecs.RandomK(k=500)),
+        axis_name=AXIS,
+        bucketing=fg.Bucketing("leaf"),
+        key=key,
     )
     x = {name: values((1, _parts.SMALL + 1), i) for i, name in enumerate("ab")}
     means = jax.jit(jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name=AXIS))(x)

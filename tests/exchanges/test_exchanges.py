@@ -85,7 +85,7 @@ def check_traced_bytes(exchange):
 
     state = jax.eval_shape(exchange.init, LIKE)
     found = _collectives.collectives(mean, {AXIS: 4}, LIKE, state)
-    if isinstance(exchange, fg.Scheduled | fg.Ladder):
+    if isinstance(exchange, fg.Scheduled | fg.exchanges.Ladder):
         promised = [fg.wire_bytes(part, LIKE) for part in exchange.exchanges]
     elif isinstance(exchange, learned.LearnedCodes):
         return  # a test of its own has the bytes of each phase
@@ -123,10 +123,10 @@ def test_the_bytes_of_the_compiled_program_are_those_that_are_promised(name):
             assert sum(c.bytes for c in here) == fg.wire_bytes(exchange.at(step), LIKE)
             check_link_bytes(here, exchange.at(step), workers)
         assert len(found) == len(exchange.exchanges)
-    elif isinstance(exchange, fg.Ladder | learned.LearnedCodes):
+    elif isinstance(exchange, fg.exchanges.Ladder | learned.LearnedCodes):
         # It starts at the first rung, or in the first phase, which XLA knows.
         assert sum(c.bytes for c in found) == fg.wire_bytes(exchange.at(0), LIKE)
-        assert len(found) == (1 if isinstance(exchange, fg.Ladder) else 2)
+        assert len(found) == (1 if isinstance(exchange, fg.exchanges.Ladder) else 2)
         check_link_bytes(found, exchange.at(0), workers)
     else:
         sized = of_size(exchange, workers)
@@ -214,7 +214,7 @@ def test_blocked_mean_is_the_numpy_oracle():
 
 
 def test_dividing_first_keeps_a_large_mean_finite():
-    kinds = (fg.AllReduce(), fg.AllGather(fg.Identity()), fg.AllGather(fg.TopK(k=3)))
+    kinds = (fg.AllReduce(), fg.AllGather(fg.codecs.Identity()), fg.AllGather(fg.TopK(k=3)))
     means = everywhere("vmap", lambda x: [once(kind, x).mean for kind in kinds], 4)
     for mean in means(np.full((4, 10), 3e38, np.float32)):
         np.testing.assert_allclose(np.max(mean), 3e38, rtol=1e-6)
@@ -234,11 +234,11 @@ def test_any_number_of_workers_costs_one_inverse_transform(name, transforms):
 
 
 @dataclasses.dataclass(frozen=True)
-class Many(fg.Transform):
+class Many(fg.codecs.Transform):
     """Counts 2^30 values, the most that a bucket has."""
 
     def compress(self, x, state, step):
-        return fg.Compressed(fg.Payload(x), jnp.int32(1 << 30))
+        return fg.codecs.Compressed(fg.codecs.Payload(x), jnp.int32(1 << 30))
 
     def decompress(self, payload, like, step):
         return payload.main
@@ -249,7 +249,7 @@ class Many(fg.Transform):
     [
         fg.AllGather(fg.chain(Many(), Many())),
         fg.AllReduce(Many()),
-        fg.LeaderTopK(fg.chain(Many(), Many(), fg.TopK(k=4))),
+        fg.exchanges.LeaderTopK(fg.chain(Many(), Many(), fg.TopK(k=4))),
         fg.Scheduled({0: fg.TwoStage(fg.chain(Many(), Many()), workers=4)}),
     ],
     ids=repr,
@@ -345,7 +345,9 @@ def test_what_stays_behind_is_counted_of_the_leader_alone():
     rows[0] = 1.0
 
     def counts(row):
-        exchanges = [fg.LeaderTopK(fg.Threshold(fraction=0.05), leader) for leader in (0, 3)]
+        exchanges = [
+            fg.exchanges.LeaderTopK(fg.Threshold(fraction=0.05), leader) for leader in (0, 3)
+        ]
         return [once(exchange, row).stats.overflow for exchange in exchanges]
 
     found = [count.tolist() for count in everywhere("vmap", counts, 4)(rows)]
@@ -353,7 +355,7 @@ def test_what_stays_behind_is_counted_of_the_leader_alone():
 
 
 def test_a_fixed_leader_leads_always():
-    exchange = fg.LeaderTopK(fg.TopK(k=1), leader=1)
+    exchange = fg.exchanges.LeaderTopK(fg.TopK(k=1), leader=1)
     x = np.array([[4.0, 1.0], [1.0, 2.0]], np.float32)
     means, _ = run(fg.compressed_pmean(exchange, axis_name=AXIS), np.stack([x, x]))
     assert means[:, 0].tolist() == [[0.0, 1.5]] * 2
@@ -363,7 +365,7 @@ def test_equal_rules_are_made_for_the_same_parts():
     def rule():
         return fg.SmallDense(fg.TopK(fraction=0.1))
 
-    schedule = fg.Scheduled({0: fg.AllGather(rule()), 10: fg.LeaderTopK(rule())})
+    schedule = fg.Scheduled({0: fg.AllGather(rule()), 10: fg.exchanges.LeaderTopK(rule())})
     assert schedule.scope == rule().scope
     assert hash(schedule.scope) == hash(rule().scope)
 

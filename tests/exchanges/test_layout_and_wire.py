@@ -150,7 +150,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "uint8", "int16", "
 @pytest.mark.parametrize("size", [1, 3, 4, 9])
 def test_payloads_of_every_width_survive_the_wire_bit_for_bit(size):
     leaves = {dtype: np.arange(size).astype(dtype) for dtype in DTYPES}
-    payload = fg.Payload(leaves, {"scale": np.float32(0.5)})
+    payload = fg.codecs.Payload(leaves, {"scale": np.float32(0.5)})
 
     @jax.jit
     def there_and_back(payload):
@@ -181,7 +181,7 @@ def test_one_value_that_is_not_finite_is_seen(dtype, size):
 
 
 def test_the_first_word_tells_of_values():
-    payload = fg.Payload(np.ones(1, np.float32))
+    payload = fg.codecs.Payload(np.ones(1, np.float32))
 
     @jax.jit
     def there_and_back(finite, count):

@@ -32,7 +32,7 @@ def oracle(rows, clip=True):
 
 
 @functools.cache
-def mean_of(clip, workers, mode="vmap", codec=fg.Identity()):  # noqa: B008
+def mean_of(clip, workers, mode="vmap", codec=fg.codecs.Identity()):
     """The program from rows to means."""
     mean = everywhere(mode, lambda x: once(fg.AllGather(codec, clip), x).mean, workers)
     return lambda rows: jax.device_get(mean(rows))
@@ -124,7 +124,7 @@ def test_one_worker_that_is_off_cannot_end_training(clip, attack):
         off = 300 * noise if attack == "long" else -300 * right
         return jnp.where(jax.lax.axis_index(AXIS) == 2, off, right)
 
-    mean = fg.compressed_pmean(fg.AllGather(fg.Identity(), clip), axis_name=AXIS)
+    mean = fg.compressed_pmean(fg.AllGather(fg.codecs.Identity(), clip), axis_name=AXIS)
     noise = 0.1 * np.random.default_rng(0).standard_normal((200, workers, 30)).astype(np.float32)
     tx = optax.chain(optax.stateless(gradient), mean, optax.sgd(0.1))
     params = run(tx, noise, np.zeros(30, np.float32))[0][-1]

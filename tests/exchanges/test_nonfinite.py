@@ -43,7 +43,7 @@ def good(n):
 
 def rows_for(exchange, n):
     """Vectors, or matrices for an exchange that leaves vectors dense."""
-    low_rank = isinstance(exchange, fg.PowerSgd | fg.AcpSgd)
+    low_rank = isinstance(exchange, fg.PowerSgd | fg.exchanges.AcpSgd)
     return good(n)[:, : n // 50 * 50].reshape(WORKERS, -1, 50) if low_rank else good(n)
 
 

@@ -81,7 +81,7 @@ def test_the_last_piece_of_a_hierarchy_is_treated_as_the_first(slow, n):
 
 
 @pytest.mark.parametrize("n", [1, 3, 9, 13])
-@pytest.mark.parametrize("codec", [fg.Sign(), fg.Identity()], ids=repr)
+@pytest.mark.parametrize("codec", [fg.Sign(), fg.codecs.Identity()], ids=repr)
 def test_shards_of_nothing_but_padding_lose_nothing(codec, n):
     """Sum of what was applied + the residuals = sum of the gradients, with shards of padding."""
     tx = fg.compressed_pmean(fg.TwoStage(codec, workers=8), fg.ErrorFeedback(), axis_name=AXIS)

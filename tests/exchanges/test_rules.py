@@ -24,7 +24,7 @@ RULE = fg.SmallDense(CODEC, max_ndim=2, max_size=20)
 def test_leaves_that_are_small_in_every_way_are_dense():
     def chosen(rule):
         of = {name: rule(rule.scope(name, leaf), leaf) for name, leaf in by_path(LIKE).items()}
-        return {name for name, codec in of.items() if codec == fg.Identity()}
+        return {name for name, codec in of.items() if codec == fg.codecs.Identity()}
 
     assert chosen(RULE) == {"dense/bias", "norm"}
     assert chosen(fg.SmallDense(CODEC)) == {"dense/bias"}

@@ -16,7 +16,7 @@ import fftgrad as fg
 from fftgrad.islands import Settings, _keys
 
 pytest.importorskip("obstore")
-DENSE = fg.AllGather(fg.Identity())
+DENSE = fg.AllGather(fg.codecs.Identity())
 ZEROS = np.zeros(3, np.float32)
 QUICK = Settings(DENSE, sync_every=2, rate=1.0, deadline=2.0)
 

@@ -49,7 +49,7 @@ def mean(exchange, changes, shares):
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_the_mean_is_weighted_and_copies_count_nothing(count):
     changes, shares = trees(count), np.arange(1, count + 1) / sum(range(1, count + 1))
-    found = mean(fg.AllGather(fg.Identity()), changes, shares)
+    found = mean(fg.AllGather(fg.codecs.Identity()), changes, shares)
     for path, _ in SHAPES:
         wanted = sum(s * change[path] for s, change in zip(shares, changes, strict=True))
         np.testing.assert_allclose(found[path], wanted, atol=1e-6)
@@ -62,7 +62,7 @@ def test_weights_count_after_the_clip():
     """Σ w · clip(v) / Σ w: a weight makes nothing longer, and none of the others shorter."""
     changes = trees(4)
     changes[3] = {k: 50 * leaf for k, leaf in changes[3].items()}
-    found = mean(fg.AllGather(fg.Identity(), clip_to_median=True), changes, SHARES)
+    found = mean(fg.AllGather(fg.codecs.Identity(), clip_to_median=True), changes, SHARES)
     flat = np.stack([np.concatenate([c[k].ravel() for k, _ in SHAPES]) for c in changes])
     norms = np.linalg.norm(flat.astype(np.float64), axis=1)
     clipped = flat * np.minimum(1.0, np.median(norms) / norms)[:, None]
@@ -73,14 +73,14 @@ def test_weights_count_after_the_clip():
 
 
 def by_leaf(name, _):
-    return fg.TopK(k=2) if name == "w" else fg.Identity()
+    return fg.TopK(k=2) if name == "w" else fg.codecs.Identity()
 
 
 @pytest.mark.parametrize(
     "codec",
     [
         fg.chain(fg.Dct(block=4), fg.TopK(fraction=0.5)),
-        fg.RandomK(k=4),
+        fg.codecs.RandomK(k=4),
         fg.Budget(ratio=4),
         by_leaf,
     ],
@@ -173,8 +173,8 @@ def test_an_anchor_is_of_its_outer_optimizer():
 def test_what_is_on_the_host_is_on_one_cpu_device():
     """Whatever the default device of the program is."""
     with jax.default_device(jax.devices()[3]):
-        found = mean(fg.AllGather(fg.Identity()), trees(2), [0.5, 0.5])
-    again = mean(fg.AllGather(fg.Identity()), trees(2), [0.5, 0.5])
+        found = mean(fg.AllGather(fg.codecs.Identity()), trees(2), [0.5, 0.5])
+    again = mean(fg.AllGather(fg.codecs.Identity()), trees(2), [0.5, 0.5])
     for path, _ in SHAPES:
         np.testing.assert_array_equal(found[path], again[path])
 

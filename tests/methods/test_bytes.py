@@ -118,8 +118,8 @@ def test_no_two_shards_of_two_stages_share_a_dither():
 DRAWING = {
     "gather": (fg.AllGather(STOCHASTIC), 6),
     "two stages": (fg.TwoStage(STOCHASTIC, workers=2), 6),
-    "integer sum": (fg.QuantizedAllReduce(workers=2), 6),
-    "random sum": (fg.AllReduce(fg.RandomK(k=9)), 3),
+    "integer sum": (fg.exchanges.QuantizedAllReduce(workers=2), 6),
+    "random sum": (fg.AllReduce(fg.codecs.RandomK(k=9)), 3),
 }
 
 

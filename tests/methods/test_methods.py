@@ -278,7 +278,7 @@ def test_scalecom_chunks_follow_the_work_of_an_element():
     assert policy("deep/kernel", big) == fg.ChunkTopK(50)
     assert policy("head/kernel", big) == fg.ChunkTopK(400)
     assert policy("other", big) == fg.ChunkTopK(100)
-    assert policy("embed", big) == policy("other", big.update(shape=(100,))) == fg.Identity()
+    assert policy("embed", big) == policy("other", big.update(shape=(100,))) == fg.codecs.Identity()
 
 
 def test_redsync_selects_by_bytes():
@@ -286,7 +286,7 @@ def test_redsync_selects_by_bytes():
         return jax.ShapeDtypeStruct((kilobytes * 256,), "float32")
 
     policy = RedSyncRule(fraction=0.001)
-    assert policy("w", part(127)) == fg.Identity()
+    assert policy("w", part(127)) == fg.codecs.Identity()
     assert policy("w", part(128)) == policy("w", part(4095)) == fg.TopK(fraction=0.001)
     assert policy("w", part(4096)) == fg.Threshold(0.001, reuse=5)
     quantized = RedSyncRule(fraction=0.001, quantize=True, output=("head",))

@@ -59,7 +59,7 @@ def test_an_inner_optimizer_of_a_worker_sees_its_own_loss(name):
 @pytest.mark.parametrize("mode", ["vmap", "shard_map"])
 def test_the_owners_of_shards_see_the_loss_of_all(mode):
     """As weighed as the gradients are."""
-    codecs = {"gradients": fg.Identity(), "parameters": fg.Identity()}
+    codecs = {"gradients": fg.codecs.Identity(), "parameters": fg.codecs.Identity()}
     tx = fg.optimizers.sharded(by_loss(), WORKERS, **codecs)
 
     def step(value, weight):

@@ -15,7 +15,7 @@ from parallel import AXIS, mesh_of
 import fftgrad as fg
 from fftgrad.ops import _collectives
 
-LOSSLESS = {"gradients": fg.Identity(), "parameters": fg.Identity()}
+LOSSLESS = {"gradients": fg.codecs.Identity(), "parameters": fg.codecs.Identity()}
 EIGHT = fg.UniformQuantizer(bits=8, bucket=256, norm="max")
 FOUR = fg.chain(fg.Hadamard(block=256), fg.UniformQuantizer(bits=4, bucket=256, norm="max"))
 ODD = {

@@ -27,7 +27,11 @@ def masked(inner, mask):
 
 def sharded(inner):
     return fg.optimizers.sharded(
-        inner, WORKERS, gradients=fg.Identity(), parameters=fg.Identity(), axis_name=AXIS
+        inner,
+        WORKERS,
+        gradients=fg.codecs.Identity(),
+        parameters=fg.codecs.Identity(),
+        axis_name=AXIS,
     )
 
 

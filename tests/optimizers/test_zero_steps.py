@@ -16,7 +16,7 @@ from stepwise import run
 import fftgrad as fg
 
 WORKERS = 4
-LOSSLESS = {"gradients": fg.Identity(), "parameters": fg.Identity()}
+LOSSLESS = {"gradients": fg.codecs.Identity(), "parameters": fg.codecs.Identity()}
 PARAMS = {"w": values((10, 11)), "b": values((7,), seed=1)}
 
 
@@ -72,16 +72,16 @@ def test_what_is_finite_until_it_is_decoded_is_seen():
     """Here it is the codec that makes an infinity, and no header of a worker tells."""
 
     @dataclasses.dataclass(frozen=True)
-    class Squares(fg.Quantizer):
+    class Squares(fg.codecs.Quantizer):
         def compress(self, x, state, step):
-            return fg.Compressed(fg.Payload(x))
+            return fg.codecs.Compressed(fg.codecs.Payload(x))
 
         def decompress(self, payload, like, step):
             return payload.main * payload.main
 
     tx = fg.optimizers.sharded(
         optax.apply_if_finite(optax.sgd(0.1), 9), WORKERS, gradients=Squares(),
-        parameters=fg.Identity(), axis_name=AXIS,
+        parameters=fg.codecs.Identity(), axis_name=AXIS,
     )  # fmt: skip
     grads = of_workers()
     for leaf in grads.values():
@@ -211,11 +211,11 @@ def test_another_key_draws_otherwise():
 
 
 @dataclasses.dataclass(frozen=True)
-class Draw(fg.Quantizer):
+class Draw(fg.codecs.Quantizer):
     """What decodes to the value and a number that all workers draw."""
 
     def compress(self, x, state, step):
-        return fg.Compressed(fg.Payload(x))
+        return fg.codecs.Compressed(fg.codecs.Payload(x))
 
     def decompress(self, payload, like, step):
         return payload.main + jax.random.uniform(step.shared)

@@ -206,7 +206,7 @@ def test_the_page_shows_what_its_command_prints(capsys):
 def test_each_codec_has_its_times_and_the_table_of_all_fits(monkeypatch):
     like, given = jax.ShapeDtypeStruct((2**12,), jnp.float32), iter(range(1, 9))
     monkeypatch.setattr(_commands, "timed", lambda *_: Timed(next(given), 0, 3))
-    codecs = {"sign": fg.Sign(), "ternary": fg.Ternary()}
+    codecs = {"sign": fg.Sign(), "ternary": fg.codecs.Ternary()}
     sign, ternary = (fg.wire_bytes(codec, like) for codec in codecs.values())
     found = _commands.time_codecs(like.size, codecs, 0.01)
     assert found == [("sign", 1, 2, sign), ("ternary", 3, 4, ternary)]

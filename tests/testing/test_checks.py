@@ -66,7 +66,7 @@ def claims(name):
 
 def put(main, *more):
     """A message without a state."""
-    return fg.Compressed(fg.Payload(main, *more))
+    return fg.codecs.Compressed(fg.codecs.Payload(main, *more))
 
 
 def float16(x):
@@ -82,7 +82,7 @@ def without_small(x):
 
 
 @frozen
-class Made(fg.Quantizer):
+class Made(fg.codecs.Quantizer):
     """float16, if nothing else is said."""
 
     name: str
@@ -115,7 +115,7 @@ def changed(name, change, claimed="last"):
 
 
 @frozen
-class Chosen(fg.Selector):
+class Chosen(fg.codecs.Selector):
     """The first half of the values, and a flag for the rest."""
 
     name: str
@@ -139,7 +139,7 @@ class Doubled(Chosen):
 
 
 @frozen
-class Basis(fg.Transform):
+class Basis(fg.codecs.Transform):
     name: str
     read: Callable = unseen(lambda payload, _: payload.main)
     send: Callable = unseen(put)
@@ -152,7 +152,7 @@ class Basis(fg.Transform):
 
 
 @dataclasses.dataclass
-class Mutable(fg.Quantizer):
+class Mutable(fg.codecs.Quantizer):
     compress = Made.compress
     decompress = Made.decompress
 
@@ -249,7 +249,7 @@ BROKEN_CODECS = [
         "not hidden",
         "poison",
     ),
-    (Basis("no inverse", send=lambda x: put(jnp.cumsum(x))), "transform", "fg.Codec"),
+    (Basis("no inverse", send=lambda x: put(jnp.cumsum(x))), "transform", "fg.codecs.Codec"),
     (
         changed("dead zone", lambda x, _: without_small(x), "last unbiased"),
         "unbiased",
@@ -262,7 +262,11 @@ BROKEN_CODECS = [
         "fidelity",
         "zeros to about zero",
     ),
-    (Basis("dead zone", lambda payload, _: without_small(payload.main)), "transform", "fg.Codec"),
+    (
+        Basis("dead zone", lambda payload, _: without_small(payload.main)),
+        "transform",
+        "fg.codecs.Codec",
+    ),
 ]
 
 
@@ -297,7 +301,7 @@ def test_what_only_large_vectors_hide_is_caught_at_the_default_sizes(codec, erro
 
 
 @frozen
-class Dense(fg.Exchange):
+class Dense(fg.exchanges.Exchange):
     """The mean, but for what is done to what goes in, or to what comes out."""
 
     name: str = "dense"
@@ -309,7 +313,7 @@ class Dense(fg.Exchange):
         changed = jax.tree.map(lambda a: self.into(a, comm), x)
         mean = jax.tree.map(lambda a: lax.pmean(a, comm.axis_name), changed)
         error = jax.tree.map(jnp.subtract, x, changed)
-        return self.out(fg.Averaged(mean, error, state), comm)
+        return self.out(fg.exchanges.Averaged(mean, error, state), comm)
 
     def wire_bytes(self, like):
         return int(self.share * 4 * sum(leaf.size for leaf in jax.tree.leaves(like)))
@@ -391,7 +395,7 @@ def test_the_unbroken_ones_pass():
 
 
 @frozen
-class Kept(fg.Memory):
+class Kept(fg.memories.Memory):
     """What is left, and what is put back."""
 
     name: str

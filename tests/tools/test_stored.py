@@ -47,9 +47,12 @@ def test_a_payload_comes_back_bit_for_bit(name):
 
 
 def test_bits_that_are_no_number_come_back_too():
-    codec, x = fg.Identity(), jnp.asarray(np.array([np.nan, -0.0, np.inf, 1e-40], np.float32))
-    data = fg.tools.to_bytes(fg.Payload(x), codec, x)
-    assert equal(fg.tools.from_bytes(data, codec, x), fg.Payload(x))
+    codec, x = (
+        fg.codecs.Identity(),
+        jnp.asarray(np.array([np.nan, -0.0, np.inf, 1e-40], np.float32)),
+    )
+    data = fg.tools.to_bytes(fg.codecs.Payload(x), codec, x)
+    assert equal(fg.tools.from_bytes(data, codec, x), fg.codecs.Payload(x))
 
 
 def test_the_format_is_the_documented_one():
@@ -156,7 +159,7 @@ def test_mistakes_are_answered_with_the_remedy():
     with pytest.raises(ValueError, match=r"from_bytes\(like\): must not be empty"):
         fg.tools.from_bytes(GOOD, CODEC, np.zeros((0, 3)))
     with pytest.raises(ValueError, match=r"to_bytes\(payload\): must be what"):
-        fg.tools.to_bytes(fg.Payload(jnp.zeros(3)), CODEC, LIKE)
+        fg.tools.to_bytes(fg.codecs.Payload(jnp.zeros(3)), CODEC, LIKE)
 
 
 def test_another_dtype_is_not():

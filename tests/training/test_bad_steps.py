@@ -53,12 +53,12 @@ def is_zero(tree):
 ADAPTIVE = {
     "adacomp": fg.AllGather(fg.codecs.AdaComp(bin_size=20)),
     "reused threshold": fg.AllGather(fg.Threshold(fraction=0.1, reuse=3)),
-    "threshold of a leader": fg.LeaderTopK(fg.Threshold(fraction=0.1, reuse=3)),
+    "threshold of a leader": fg.exchanges.LeaderTopK(fg.Threshold(fraction=0.1, reuse=3)),
     "two stages of one side": fg.TwoStage(
         fg.chain(fg.codecs.AlternatingSign(), fg.TopK(k=8)), workers=WORKERS
     ),
     "two stages of bins": fg.TwoStage(fg.codecs.AdaComp(bin_size=8), workers=WORKERS),
-    "ladder of two stages": fg.Ladder((fg.TwoStage(fg.Sign(), workers=WORKERS),)),
+    "ladder of two stages": fg.exchanges.Ladder((fg.TwoStage(fg.Sign(), workers=WORKERS),)),
 }
 STATEFUL = {
     *("adacomp", "reused threshold", "threshold of a leader", "two stages of bins"),
@@ -291,7 +291,9 @@ def test_a_whole_optimizer_as_pasted_survives_one_bad_gradient(name):
 @functools.cache
 def tracked():
     ladder = (fg.AllGather(fg.TopK(k=1)), fg.AllReduce())
-    init, update = vmapped(fg.compressed_pmean(fg.Ladder(ladder), axis_name=AXIS, track_error=True))
+    init, update = vmapped(
+        fg.compressed_pmean(fg.exchanges.Ladder(ladder), axis_name=AXIS, track_error=True)
+    )
     return init, update, jax.jit(lambda s, most: fg.exchanges.next_level(s, s.error > most))
 
 
@@ -343,7 +345,7 @@ def test_the_error_of_a_hierarchy_is_not_measured():
 
 # Recovery: by the loss
 
-LADDER = fg.Ladder((fg.AllGather(fg.TopK(k=1)), fg.AllReduce()))
+LADDER = fg.exchanges.Ladder((fg.AllGather(fg.TopK(k=1)), fg.AllReduce()))
 AROUND = {
     "ladder": LADDER,
     "piecewise": fg.Scheduled({0: LADDER}),
@@ -424,7 +426,7 @@ def test_the_time_to_compile_does_not_grow_with_the_square_of_the_leaves():
 def test_a_bad_step_tells_recovery_nothing_by_its_loss_either():
     """Or one bad batch of one worker would end compression for the run."""
     ladder = (fg.AllGather(fg.TopK(k=5)), fg.AllReduce())
-    tx = by_loss(fg.Ladder(ladder), tolerance=0.5)
+    tx = by_loss(fg.exchanges.Ladder(ladder), tolerance=0.5)
     rows = values((WORKERS, 40))
     update = jax.jit(jax.vmap(lambda g, s, loss: tx.update(g, s, value=loss), axis_name=AXIS))
     state, levels = jax.jit(jax.vmap(tx.init))(rows), []
@@ -463,7 +465,7 @@ def test_votes_on_sparse_gradients_are_counted():
 def test_recovery_by_the_error_works_beside_a_model_axis():
     mesh = with_model()
     ladder = (fg.AllGather(fg.TopK(k=2)), fg.AllReduce())
-    tx = fg.compressed_pmean(fg.Ladder(ladder), axis_name=AXIS, track_error=True)
+    tx = fg.compressed_pmean(fg.exchanges.Ladder(ladder), axis_name=AXIS, track_error=True)
     specs = fg.state_specs(jax.eval_shape(tx.init, jnp.zeros((16, 4))), AXIS, P(None, "model"))
 
     def step(grads):

@@ -23,8 +23,8 @@ SPARSE = fg.AllGather(fg.TopK(fraction=0.2))
 
 def transformation(exchange=SPARSE):
     compressed = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name="data")
-    tx = optax.chain(fg.local_state(optax.trace(0.9)), compressed, optax.rmsprop(0.01))
-    return fg.multi_steps(tx, every=2)
+    tx = optax.chain(fg.training.local_state(optax.trace(0.9)), compressed, optax.rmsprop(0.01))
+    return fg.training.multi_steps(tx, every=2)
 
 
 def assert_same(a, b):
@@ -35,7 +35,7 @@ def assert_same(a, b):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("exchange", [SPARSE, fg.AcpSgd(1)], ids=str)
+@pytest.mark.parametrize("exchange", [SPARSE, fg.exchanges.AcpSgd(1)], ids=str)
 def test_it_is_the_recipe(exchange):
     tx = transformation(exchange)
     init, _ = train_step(tx, 8, like=PARAMS)
@@ -174,7 +174,7 @@ class Net(nnx.Module):
         self.deep = nnx.Dict(value=nnx.Linear(16, 2, rngs=nnx.Rngs(0)))
 
 
-STATEFUL = {"gather": SPARSE, "acp": fg.AcpSgd(1)}
+STATEFUL = {"gather": SPARSE, "acp": fg.exchanges.AcpSgd(1)}
 
 
 @pytest.mark.parametrize("exchange", STATEFUL.values(), ids=STATEFUL)

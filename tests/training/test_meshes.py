@@ -83,7 +83,7 @@ def check_bytes(exchange, found):
 RUNGS = HIERARCHIES["slow gather"], HIERARCHIES["slow gather, blocked"]
 WITHIN = {
     "piecewise": fg.Scheduled(dict(enumerate(RUNGS))),
-    "ladder": fg.Ladder(RUNGS),
+    "ladder": fg.exchanges.Ladder(RUNGS),
 }
 
 

@@ -90,8 +90,10 @@ def test_inside_the_axis_the_workers_are_averaged(check_vma):
 
 
 TRANSFORMATIONS = {
-    "multi_steps": fg.multi_steps(optax.chain(pmean(), optax.adam(0.1)), every=2),
-    "chain of a local optimizer": optax.chain(fg.local_state(optax.scale_by_adam()), pmean()),
+    "multi_steps": fg.training.multi_steps(optax.chain(pmean(), optax.adam(0.1)), every=2),
+    "chain of a local optimizer": optax.chain(
+        fg.training.local_state(optax.scale_by_adam()), pmean()
+    ),
     "feedback_adam": fg.optimizers.feedback_adam(0.1, fg.methods.top_k(0.2)),
     "feedback_sgd": fg.optimizers.feedback_sgd(0.1, 0.9, fg.methods.top_k(0.2)),
     "inject_hyperparams": optax.chain(

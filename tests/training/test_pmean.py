@@ -149,7 +149,7 @@ NARROW = {
     "dense": fg.AllReduce(),
     "gather": fg.AllGather(fg.TopK(fraction=0.3)),
     "low rank": fg.PowerSgd(rank=2),
-    "low rank in turns": fg.AcpSgd(rank=2),
+    "low rank in turns": fg.exchanges.AcpSgd(rank=2),
     "two stages": fg.TwoStage(fg.TopK(fraction=0.3), workers=4),
     "hierarchical": fg.Hierarchical("fast", 2, fg.AllGather(fg.TopK(fraction=0.3))),
 }
@@ -215,7 +215,7 @@ TRAINED = {
     "gather stochastic": optax.chain(of_gradients("gather stochastic"), optax.sgd(0.05)),
     "warm-up": optax.chain(of_gradients("warm-up"), optax.sgd(0.05)),
     "on the local update": optax.chain(
-        fg.local_state(optax.scale_by_adam(b1=0.0, b2=0.99)),
+        fg.training.local_state(optax.scale_by_adam(b1=0.0, b2=0.99)),
         of_gradients("gather paper"),
         optax.scale(-0.02),
     ),
@@ -431,7 +431,13 @@ def test_levels_have_a_memory_in_each_bucket():
     np.testing.assert_array_equal(out[0, 0], out[1, 1])
 
 
-DIFFERENTIABLE = {fg.AllReduce, fg.LeaderTopK, fg.PowerSgd, fg.AcpSgd, EXCHANGES["summed codes"]}
+DIFFERENTIABLE = {
+    fg.AllReduce,
+    fg.exchanges.LeaderTopK,
+    fg.PowerSgd,
+    fg.exchanges.AcpSgd,
+    EXCHANGES["summed codes"],
+}
 
 
 @pytest.mark.parametrize("name", sample(EXCHANGES))
@@ -462,7 +468,9 @@ def test_a_linear_sum_has_the_gradient_of_a_mean(exchange):
     np.testing.assert_allclose(rows, np.tile(np.arange(16.0) / 4, (4, 1)), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("exchange", [fg.AllGather(fg.Identity()), fg.TwoStage(fg.Identity(), 4)])
+@pytest.mark.parametrize(
+    "exchange", [fg.AllGather(fg.codecs.Identity()), fg.TwoStage(fg.codecs.Identity(), 4)]
+)
 def test_a_gradient_through_buffers_is_refused_in_every_mode(exchange):
     tx = fg.compressed_pmean(exchange, axis_name=AXIS)
 

@@ -45,10 +45,12 @@ def test_without_loss_they_are_those_of_jax(mode):
     x = values((WORKERS, 8, 12, 4))
 
     def both(x, axis):
-        ours = fg.optimizers.compressed_psum_scatter(x, AXIS, fg.Identity(), scatter_dimension=axis)
+        ours = fg.optimizers.compressed_psum_scatter(
+            x, AXIS, fg.codecs.Identity(), scatter_dimension=axis
+        )
         theirs = jax.lax.psum_scatter(x, AXIS, scatter_dimension=axis % 3, tiled=True)
         whole = fg.optimizers.compressed_all_gather(
-            ours.shard, AXIS, fg.Identity(), gather_dimension=axis
+            ours.shard, AXIS, fg.codecs.Identity(), gather_dimension=axis
         )
         other = jax.lax.all_gather(theirs, AXIS, axis=axis % 3, tiled=True)
         return (ours.shard, fg_vary(whole), ours.sent), (theirs, other, x)
@@ -182,7 +184,7 @@ def test_the_gradient_of_a_gather_is_a_scatter(check_vma):
         return loss(fg.optimizers.gather_parameters(shard, AXIS, step=step, **options), x) / WORKERS
 
     expected, exact = jax.device_get(jax.jit(jax.value_and_grad(loss))(w, x))
-    dense = functools.partial(sharded, gradients=fg.Identity(), parameters=LEVELS)
+    dense = functools.partial(sharded, gradients=fg.codecs.Identity(), parameters=LEVELS)
     value, grads = compiled(dense, check_vma)(w, x, np.int32(0))
     np.testing.assert_allclose(value, expected, rtol=0.05)
     np.testing.assert_allclose(grads, exact, rtol=0.1, atol=0.02 * np.abs(exact).max())
@@ -226,7 +228,9 @@ EIGHT = fg.UniformQuantizer(bits=8, bucket=256, norm="max")
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("parameters", [None, fg.Identity()], ids=["as they are", "by a codec"])
+@pytest.mark.parametrize(
+    "parameters", [None, fg.codecs.Identity()], ids=["as they are", "by a codec"]
+)
 def test_shards_follow_each_other_along_any_axis(parameters, mode):
     """The whole, and the gradient of a loss that tells all its values apart."""
     shards = values((WORKERS, 3, 2, 5))
@@ -234,7 +238,7 @@ def test_shards_follow_each_other_along_any_axis(parameters, mode):
 
     def loss(shard, factor, axis):
         found = fg.optimizers.gather_parameters(
-            shard, AXIS, fg.Identity(), parameters=parameters, dimension=axis, step=0
+            shard, AXIS, fg.codecs.Identity(), parameters=parameters, dimension=axis, step=0
         )
         return jnp.sum(found * factor.reshape(found.shape)), found
 
@@ -336,7 +340,9 @@ def run(tx, check_vma=True, params=START):
 def test_replicas_stay_near_to_their_owners(dtype):
     """The owner's parameters are in float32; by signs, and in bfloat16, errors do not add up."""
     start = {k: p.astype(dtype) for k, p in START.items()}
-    tx = fg.optimizers.sharded(optax.sgd(0.01), WORKERS, gradients=fg.Identity(), parameters=SIGN)
+    tx = fg.optimizers.sharded(
+        optax.sgd(0.01), WORKERS, gradients=fg.codecs.Identity(), parameters=SIGN
+    )
     step, params, state = run(tx, params=start)
     wide, found = {k: p.astype(np.float64) for k, p in start.items()}, []
     for i in range(200):
@@ -365,7 +371,7 @@ def norm(tree):
 
 def test_feedback_is_that_of_the_gradients_at_a_quarter_of_the_state():
     tx = fg.optimizers.sharded(
-        optax.sgd(1.0, 1e-9), WORKERS, gradients=TOP, parameters=fg.Identity(),
+        optax.sgd(1.0, 1e-9), WORKERS, gradients=TOP, parameters=fg.codecs.Identity(),
         memory=fg.ErrorFeedback(),
     )  # fmt: skip
     step, params, state = run(tx)

@@ -202,7 +202,7 @@ def test_outside_the_axis_it_says_where_it_belongs():
         fg.value_and_grad(loss, AXIS)(PARAMS, X[0], Y[0])
 
 
-LADDER = fg.Ladder((fg.AllGather(fg.TopK(fraction=0.5)), fg.AllReduce()))
+LADDER = fg.exchanges.Ladder((fg.AllGather(fg.TopK(fraction=0.5)), fg.AllReduce()))
 
 
 @pytest.mark.parametrize("mode", MODES)

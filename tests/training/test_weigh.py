@@ -155,10 +155,10 @@ def test_every_method_weighs_the_gradients_or_refuses(name):
 
 
 AROUND = {
-    "multi_steps": lambda tx: fg.multi_steps(tx, 2),
+    "multi_steps": lambda tx: fg.training.multi_steps(tx, 2),
     "delay": lambda tx: optax.chain(fg.training.delay(), tx),
     "clip_by_local_norm": lambda tx: optax.chain(fg.training.clip_by_local_norm(1e9), tx),
-    "local_state": lambda tx: optax.chain(fg.local_state(optax.trace(0.5)), tx),
+    "local_state": lambda tx: optax.chain(fg.training.local_state(optax.trace(0.5)), tx),
     "optax.partition": lambda tx: optax.partition({"all": tx}, "all"),
     "optax.inject_hyperparams": lambda tx: optax.chain(
         tx, optax.inject_hyperparams(optax.sgd)(-1.0)
@@ -181,7 +181,7 @@ def test_what_stands_around_it_passes_a_weight_on_or_refuses(name):
 
 def test_a_loss_that_is_watched_is_weighed_too():
     """A worker without examples has none: 0/0; that of a bad step is not seen."""
-    ladder = fg.Ladder((fg.AllGather(fg.TopK(k=5)), DENSE))
+    ladder = fg.exchanges.Ladder((fg.AllGather(fg.TopK(k=5)), DENSE))
     tx = fg.methods.recover_by_loss(pmean(ladder), 9.0, 0.0, axis_name=AXIS)
     weights = np.float32([3, 1, 1, 0])
     run = everywhere(

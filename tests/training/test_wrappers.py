@@ -142,7 +142,7 @@ def mean_of(pair):
 
 @CHECKED
 def test_accumulating_exchanges_once_for_all(check_vma):
-    updates, found = run(fg.multi_steps(in_chain(), every=2), check_vma=check_vma)
+    updates, found = run(fg.training.multi_steps(in_chain(), every=2), check_vma=check_vma)
     for early in updates[0::2]:
         assert all(np.all(leaf == 0) for leaf in early.values())
     wanted, _ = run(in_chain(), [mean_of(GRADS[:2]), mean_of(GRADS[2:])], check_vma=check_vma)
@@ -153,7 +153,7 @@ def test_accumulating_exchanges_once_for_all(check_vma):
 
 @pytest.mark.parametrize("every", [3, 4])
 def test_accumulating_keeps_its_period_after_the_largest_int32_step(every):
-    tx = fg.multi_steps(optax.sgd(1.0), every=every)
+    tx = fg.training.multi_steps(optax.sgd(1.0), every=every)
     ones, start = np.ones(2, np.float32), 2**31 - 4
     update, state = jax.jit(tx.update), jax.jit(tx.init)(ones)
     state = state._replace(step=np.int32(start))
@@ -165,7 +165,7 @@ def test_accumulating_keeps_its_period_after_the_largest_int32_step(every):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_an_accumulated_mean_loses_nothing_to_a_narrow_dtype(dtype):
-    tx = fg.multi_steps(optax.sgd(1.0), every=2)
+    tx = fg.training.multi_steps(optax.sgd(1.0), every=2)
     update, state = jax.jit(tx.update), jax.jit(tx.init)(np.zeros(9, dtype))
     applied, wanted = np.zeros(9), np.zeros(9)
     for number in range(40):
@@ -194,7 +194,7 @@ def test_multi_steps_is_refused_or_exchanges_in_every_step():
 def test_what_an_update_needs_besides_reaches_the_transformation_of_a_worker():
     """The loss of each worker makes its own rate."""
     plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=0)
-    tx = fg.local_state(plateau)
+    tx = fg.training.local_state(plateau)
     zeros = np.zeros(3, np.float32)
 
     @jax.jit
@@ -207,5 +207,5 @@ def test_what_an_update_needs_besides_reaches_the_transformation_of_a_worker():
     for value in (1.0, 2.0, 3.0):
         state, alone = both(state, alone, np.float32(value))
     assert state.worker_rows.scale.tolist() == [float(alone.scale)] != [1.0]
-    clip = fg.local_state(optax.clip(1.0))  # which takes none
+    clip = fg.training.local_state(optax.clip(1.0))  # which takes none
     jax.eval_shape(lambda z: clip.update(z, clip.init(z), value=np.float32(1)), zeros)
