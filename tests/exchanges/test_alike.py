@@ -28,8 +28,8 @@ ALIKE = {
 }
 
 
-def apart(_, rows):
-    return [[i] for i in range(len(rows))]
+def apart(keys):
+    return [[i] for i, _ in enumerate(keys)]
 
 
 def two_steps(exchange):
@@ -82,8 +82,7 @@ def test_many_alike_are_one_program():
         return len(re.findall(r"stablehlo\.(?!constant)", text))  # of which no kernel comes
 
     few, many = operations(_shapes.FEW), operations(_shapes.FEW + 18)
-    assert many - few < 18 * 40
-    assert many < 2.5 * few
+    assert many - few < 18 * 8
 
 
 @pytest.mark.usefixtures("platform")
