@@ -132,7 +132,7 @@ class Parts:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[Codec, Like]]) -> "Parts":
-        return cls(tuple(pairs), tuple(_groups(pairs)))
+        return cls(tuple(pairs), tuple(alike(pairs)))
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
@@ -363,33 +363,6 @@ SMALL = 1 << 15
 """Largest number of values of a part that a CPU too runs under `vmap`."""
 
 
-def each(
-    verb: Callable[..., Any],
-    rows: Sequence[PyTree],
-    statics: Sequence[tuple[Any, ...]] | None = None,
-) -> list[Any]:
-    """Call the pure function `verb(*static, row)` for each part.
-
-    Parts with equal statics and shapes share one call.
-    """
-    out, statics = [None] * len(rows), statics or [()] * len(rows)
-    flat = map(jax.tree.flatten, rows)
-    keys = [
-        (static, tree, *map(jax.typeof, own))
-        for static, (own, tree) in zip(statics, flat, strict=True)
-    ]
-    for numbers in _groups(keys):
-        run = functools.partial(verb, *statics[numbers[0]])
-        if len(numbers) == 1:
-            out[numbers[0]] = run(rows[numbers[0]])
-            continue
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(rows[i] for i in numbers))
-        results = _run_stacked(run, stacked, selects=False)
-        for i, own in zip(numbers, _unstacked(results, len(numbers)), strict=True):
-            out[i] = own
-    return out
-
-
 def _unstacked(tree: PyTree, count: int) -> list[PyTree]:
     leaves, structure = jax.tree.flatten(tree)
     rows = [_shapes.unstack(leaf) for leaf in leaves]
@@ -401,8 +374,8 @@ def _stacked_spec(tree: PyTree, count: int) -> PyTree:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(rows + a.shape, a.dtype), tree)
 
 
-def _groups(keys: Iterable[Hashable]) -> list[list[int]]:
-    """Return the numbers of the keys that are equal, for each key."""
+def alike(keys: Iterable[Hashable]) -> list[list[int]]:
+    """Group the numbers of equal keys, in the order of their first numbers."""
     groups: dict[Hashable, list[int]] = {}
     for i, key in enumerate(keys):
         groups.setdefault(key, []).append(i)

@@ -54,7 +54,7 @@ def two_steps(exchange):
 )
 def test_each_part_gets_what_it_gets_on_its_own(name, monkeypatch):
     together = two_steps(EXCHANGES[name])
-    monkeypatch.setattr(_parts, "_groups", apart)
+    monkeypatch.setattr(_parts, "alike", apart)
     own = two_steps(EXCHANGES[name])
     # Products of matrices may be summed in another order for several than for one.
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
