@@ -28,7 +28,7 @@ from fftgrad._values import check, check_count, check_kind, check_within, missin
 from fftgrad.codecs import _quantizers, _top_k
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs._top_k import TopK
-from fftgrad.exchanges import _bucketing, _parts, _quantized_all_reduce
+from fftgrad.exchanges import _all_reduce, _bucketing, _parts
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.ops import _codes, _finite
@@ -148,15 +148,13 @@ class TopVotes(Exchange):
         return self.workers * self._gather.wire_bytes(like) <= 2 * self._sum_bytes(like)
 
     def _sum_bytes(self, like: PyTree) -> int:
-        return 4 * (1 + _quantized_all_reduce.words(_parts.sizes(like), 1, self.workers))
+        return 4 * (1 + _all_reduce.words(_parts.sizes(like), 1, self.workers))
 
     def _summed(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         codec, vectors = _parts.codec_of(self._gather.codec, x), _parts.vectors(x)
         payloads = codec.compress(vectors, state.own, comm.step).payloads
         votes = codec.decompress(payloads, comm.step)
-        sums, (bad,) = _quantized_all_reduce.add(
-            votes, 1, comm, flags=[~_finite.all_finite(vectors)]
-        )
+        sums, (bad,) = _all_reduce.add(votes, 1, comm, flags=[~_finite.all_finite(vectors)])
         start = _finite.poison_unless(bad == 0)
         return Averaged(
             mean=_parts.rebuild([start + whole * (1.0 / self.workers) for whole in sums], x),

@@ -5,14 +5,13 @@ May import `codecs`, `memories`, `ops`, the contracts and `_axes`.
 
 from fftgrad._contracts import Averaged, Comm, Exchange, State, Stats
 from fftgrad.exchanges._all_gather import AllGather
-from fftgrad.exchanges._all_reduce import AllReduce
+from fftgrad.exchanges._all_reduce import AllReduce, QuantizedAllReduce
 from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.exchanges._eigenbasis import Eigenbasis
 from fftgrad.exchanges._hierarchical import Hierarchical
 from fftgrad.exchanges._leader_top_k import LeaderTopK
 from fftgrad.exchanges._low_rank import AcpSgd, PowerSgd
 from fftgrad.exchanges._parts import SmallDense
-from fftgrad.exchanges._quantized_all_reduce import QuantizedAllReduce
 from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._schedule import Ladder, Scheduled, next_level
 from fftgrad.exchanges._shards import PerWorker
