@@ -135,7 +135,6 @@ EXCHANGES: dict[str, fg.exchanges.Exchange] = {
     "shared frequencies": fg.exchanges.LeaderTopK(
         fg.chain(fg.Fft(block=16), fg.ChunkTopK(chunk=4))
     ),
-    "led by one": fg.exchanges.LeaderTopK(fg.ChunkTopK(chunk=8), leader=0),
     "two stages, top-k": fg.TwoStage(fg.chain(fg.TopK(k=40), fg.RangeFloat(bits=8)), workers=4),
     "gather budget": fg.AllGather(fg.Budget(ratio=5)),
     "two stages, budget": fg.TwoStage(fg.Budget(bytes=160), workers=4),
@@ -191,7 +190,7 @@ def _kinds_of_codec(codec):
 def _kinds_of_exchange(exchange):
     """Its class, with a state and without, and what it is told by a word or another part."""
     options = {f"{f.name}={getattr(exchange, f.name)}" for f in dataclasses.fields(exchange)}
-    told = {option for option in options if option.startswith(("leader", "noise", "variant"))}
+    told = {option for option in options if option.startswith(("noise", "variant"))}
     state = jax.eval_shape(lambda: exchange.init(jnp.zeros(150)))
     return {type(exchange), (type(exchange), bool(jax.tree.leaves(state))), *told}
 

@@ -22,7 +22,6 @@ F, I, B = np.float64, np.int64, np.bool_
 METHODS = RECIPES | {
     "demo": fg.methods.demo(),
     "dgc": fg.methods.dgc(warm_up_steps=40),
-    "scalecom of work": fg.methods.scalecom(flops={"conv": 196.0}),
     "top_k": fg.methods.top_k(0.01),
 }
 
@@ -164,8 +163,6 @@ chain(Budget(ratio=9), Sign())
 Threshold(0.1, search="exact", reuse=2)
 Ternary(clip=float("inf"))
 LeaderTopK(Budget(ratio=9))
-LeaderTopK(TopK(k=1), "first")
-LeaderTopK(TopK(k=1), -1)
 Scheduled({})
 Scheduled({3: AllReduce()})
 Scheduled({-1: AllReduce(), 0: AllReduce()})

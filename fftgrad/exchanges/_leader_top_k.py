@@ -14,28 +14,25 @@ from fftgrad._contracts import (
     Selector,
     State,
 )
-from fftgrad._values import check, check_count, value
+from fftgrad._values import check, value
 from fftgrad.codecs._chain import chain, split_linear, stages
 from fftgrad.exchanges import _parts
 from fftgrad.exchanges._parts import Codecs, Parts, Vectors
 from fftgrad.ops import _count, _finite
-
-IN_TURN = "leave it out to let all lead in turn."
 
 
 @value
 class LeaderTopK(Exchange):
     """Exchange: one worker, the leader, chooses the coefficients that all workers send.
 
-    The leader selects its k largest coefficients and broadcasts their positions in Elias-Fano code.
-    An all-reduce then sums the values of all workers at these positions. So the bytes per worker do
-    not grow with the number of workers, unlike those of `AllGather`. A linear transform may precede
-    the selector, because it commutes with the sum.
+    In step t, worker t mod w leads. The leader selects its k largest coefficients and broadcasts
+    their positions in Elias-Fano code. An all-reduce then sums the values of all workers at these
+    positions. So the bytes per worker do not grow with the number of workers, unlike those of
+    `AllGather`. A linear transform may precede the selector, because it commutes with the sum.
 
     Args:
       codec: linear transforms, then a selector such as `TopK` or `ChunkTopK`, or a rule that
         returns such codecs. Without a selector, all coefficients are summed.
-      leader: number of the worker that leads in all steps. None: worker t mod w leads in step t.
 
     Wire: the positions of the leader in one all-reduce. A second all-reduce has 4 bytes for each
       selected value (8 if complex), 4 bytes for a flag, and 4 if the codec counts overflow.
@@ -47,7 +44,7 @@ class LeaderTopK(Exchange):
 
     Raises:
       ValueError: if a codec has stages other than linear transforms and one selector (for a rule,
-        while tracing); while tracing, if `leader` is not the number of a worker.
+        while tracing).
 
     Example:
       >>> exchange = fg.exchanges.LeaderTopK(fg.TopK(k=1))
@@ -61,7 +58,6 @@ class LeaderTopK(Exchange):
     """
 
     codec: Codecs
-    leader: int | None = None
 
     def __post_init__(self) -> None:
         _parts.check_codec("LeaderTopK", self.codec)
@@ -69,8 +65,6 @@ class LeaderTopK(Exchange):
             parts = stages(self.codec)
             cut = next((i for i, stage in enumerate(parts) if not stage.summable), len(parts))
             _check_selector(chain(*parts[cut:]))
-        if self.leader is not None:
-            check_count("LeaderTopK(leader)", self.leader, IN_TURN, least=0)
 
     @property
     def scope(self) -> Scope:
@@ -84,10 +78,7 @@ class LeaderTopK(Exchange):
         step, vectors = comm.step, _parts.vectors(x)
         linear, selectors = self._split(x)
         before, chosen = state.own
-        if self.leader is not None:
-            check_count("LeaderTopK(leader)", self.leader, IN_TURN, 0, comm.workers - 1)
-        in_turn = self.leader is None
-        leads = comm.index == (comm.step.number % comm.workers if in_turn else self.leader)
+        leads = comm.index == comm.step.number % comm.workers
         spectra = linear.compress(vectors, before, step)
         z = tuple(p.main for p in linear.apart(spectra.payloads))
 

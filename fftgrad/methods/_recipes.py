@@ -4,7 +4,7 @@ The docstrings of codecs and exchanges list their own differences from the paper
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fftgrad import codecs, exchanges
 from fftgrad._contracts import Codec, Exchange, Like, Memory
@@ -328,30 +328,21 @@ def redsync(
 @value
 class ScaleComRule:
     chunk: int
-    flops: tuple[tuple[str, float], ...] = ()
     dense: tuple[str, ...] = ()
     transform: Codec = Identity()
     exact: bool = False
 
     def __call__(self, name: str, like: Like) -> Codec:
-        n, chunk = math.prod(like.shape), self._chunk(name)
-        if n <= chunk or any(word in name for word in self.dense):
+        if math.prod(like.shape) <= self.chunk or any(word in name for word in self.dense):
             return Identity()
-        return chain(self.transform, TopK(fraction=1 / chunk) if self.exact else ChunkTopK(chunk))
-
-    def _chunk(self, name: str) -> int:
-        """Choose a smaller chunk if a gradient value takes more floating-point operations."""
-        for word, flops in self.flops:
-            if word in name:
-                return 25 if flops >= 196 else 50 if flops >= 128 else 400
-        return self.chunk
+        selector = TopK(fraction=1 / self.chunk) if self.exact else ChunkTopK(self.chunk)
+        return chain(self.transform, selector)
 
 
 def scalecom(
     chunk: int = 100,
     beta: float = 1.0,
     *,
-    flops: Mapping[str, float] | None = None,
     dense: tuple[str, ...] = (),
     transform: Codec = Identity(),
     exact: bool = False,
@@ -367,8 +358,6 @@ def scalecom(
     Args:
       chunk: number of values per chunk, of which the leader chooses the largest.
       beta: weight of a step's error in the residual; use 0.1 for large batches, else 1.
-      flops: {word in a leaf's path: floating-point operations per value of its gradient}. Such a
-        leaf gets the paper's chunk: 25 for at least 196 operations, 50 for at least 128, else 400.
       dense: words in the paths of leaves that are not compressed; in the paper, the first layer.
       transform: a linear transform before the selection, for example `Fft(block=64)`.
       exact: True to select the k largest values of the whole leaf instead.
@@ -376,8 +365,9 @@ def scalecom(
 
     Wire: n / chunk · (32 + log2(chunk)) bits for n values, in all-reduces.
 
-    Differs from the paper: leaves no longer than a chunk are not compressed. Chunks by `flops` are
-      those of 32 samples per worker. The paper has no transforms and no exact selection.
+    Differs from the paper: leaves no longer than a chunk are not compressed. All leaves have
+      one chunk; in the paper, layers with more operations per value have shorter chunks. The paper
+      has no transforms and no exact selection.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.scalecom(chunk=100, beta=0.1), axis_name="data")
@@ -385,7 +375,7 @@ def scalecom(
     References:
       Chen et al., NeurIPS 2020, arXiv:2104.11125.
     """
-    rule = ScaleComRule(chunk, tuple((flops or {}).items()), dense, transform, exact)
+    rule = ScaleComRule(chunk, dense, transform, exact)
     exchange: Exchange = LeaderTopK(rule)
     if warm_up_steps:
         exchange = Scheduled({0: AllReduce(), warm_up_steps: exchange})

@@ -345,20 +345,14 @@ def test_what_stays_behind_is_counted_of_the_leader_alone():
     rows[0] = 1.0
 
     def counts(row):
-        exchanges = [
-            fg.exchanges.LeaderTopK(fg.Threshold(fraction=0.05), leader) for leader in (0, 3)
-        ]
-        return [once(exchange, row).stats.overflow for exchange in exchanges]
+        exchange = fg.exchanges.LeaderTopK(fg.Threshold(fraction=0.05))
+        steps = [fg.Step.of(0, number) for number in (0, 3)]
+        comms = [fg.exchanges.Comm(AXIS, step) for step in steps]
+        start = exchange.init(row)
+        return [exchange.mean(row, start, comm).stats.overflow for comm in comms]
 
     found = [count.tolist() for count in everywhere("vmap", counts, 4)(rows)]
     assert found == [[120 - 12] * 4, [0] * 4]
-
-
-def test_a_fixed_leader_leads_always():
-    exchange = fg.exchanges.LeaderTopK(fg.TopK(k=1), leader=1)
-    x = np.array([[4.0, 1.0], [1.0, 2.0]], np.float32)
-    means, _ = run(fg.compressed_pmean(exchange, axis_name=AXIS), np.stack([x, x]))
-    assert means[:, 0].tolist() == [[0.0, 1.5]] * 2
 
 
 def test_equal_rules_are_made_for_the_same_parts():
