@@ -172,7 +172,8 @@ class Averaged(NamedTuple):
 class Exchange(abc.ABC):
     """A mean over the workers of an array float32[...], or of the parts of a gradient, a tuple.
 
-    Each part is compressed on its own. All parts travel together.
+    Each part is compressed on its own. All parts travel together. All workers get the same bits. If
+    any value of any worker is not finite, the mean is not finite.
     """
 
     @property

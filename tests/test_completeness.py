@@ -100,9 +100,14 @@ def test_every_method_is_in_the_table():
 EXPLAINED = {
     name
     for name, value in PUBLIC.items()
-    if value not in CONTRACTS and not (inspect.isclass(value) and issubclass(value, tuple))
+    if value not in CONTRACTS
+    and not (inspect.isclass(value) and issubclass(value, tuple))
+    and value.__module__ != "fftgrad.methods._recipes"
 }
-"""What has an example: all but contracts and the named tuples that functions return."""
+"""What has an example: all but contracts, named tuples that functions return, and recipes.
+
+The page of the methods has one example for all recipes.
+"""
 
 
 @pytest.mark.usefixtures("examples_are_compiled")

@@ -34,8 +34,7 @@ class AllGather(Exchange):
     Wire: 4 bytes for the header, and main and side of every part: `fg.wire_bytes(exchange, x)`. A
       ring sends these bytes w - 1 times, so the traffic grows with w.
 
-    Claims: unbiased if the codec is unbiased and no vector is clipped; all workers get the same
-      bits. If any value is not finite, the mean is NaN throughout.
+    Claims: unbiased if the codec is unbiased and no vector is clipped.
 
     Differs from the paper: the median of an even number of norms is the mean of the middle two; the
       authors' code takes the smaller of these.

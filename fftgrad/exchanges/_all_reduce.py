@@ -29,7 +29,7 @@ class AllReduce(Exchange):
     Wire: the payload, 4n bytes for n values without a codec. A count of overflow adds 4 bytes. A
       ring sends 2 (w - 1) / w times as many. There is no header, because a sum propagates NaN.
 
-    Claims: exact up to rounding; all workers get the same bits.
+    Claims: exact up to rounding.
 
     Raises:
       ValueError: if the codec is not summable.
@@ -105,8 +105,7 @@ class QuantizedAllReduce(Exchange):
       word, and 4 bytes for its scale, in two all-reduces. With L = 1, a value takes 3.2 bits for
       4 workers, 4.6 for 8, 5.3 for 16, and 8 for 64.
 
-    Claims: unbiased without clipping; all workers get the same bits. If any value of a part is not
-      finite, the mean of this part is NaN throughout.
+    Claims: unbiased without clipping.
 
     Differs from the paper: the authors' code sets the scale to clip · σ even if all values are
       smaller. The paper does not describe a collective for the sum.

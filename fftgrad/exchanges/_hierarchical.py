@@ -39,8 +39,7 @@ class Hierarchical(Exchange):
     Wire: over the slow links, the bytes of `slow` for n/f values. Over the fast links, f pieces and
       then one piece of the mean, each with a header: 4 (n + f + n/f + 1) bytes.
 
-    Claims: all workers get the same bits. If any value is not finite, the mean is NaN throughout.
-      `error` is None, because `memory` already has it.
+    Claims: `error` is None, because `memory` already has it.
 
     Raises:
       ValueError: while tracing, if `fast_axis` is not the last of several axes, if it does not have

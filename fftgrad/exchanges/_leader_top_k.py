@@ -37,8 +37,6 @@ class LeaderTopK(Exchange):
     Wire: the positions of the leader in one all-reduce. A second all-reduce has 4 bytes for each
       selected value (8 if complex), 4 bytes for a flag, and 4 if the codec counts overflow.
 
-    Claims: all workers get the same bits. If any value is not finite, the mean is NaN throughout.
-
     Differs from the paper: positions are in Elias-Fano code. An all-reduce broadcasts them, with
       zeros from the other workers, because XLA cannot broadcast from a worker chosen at run time.
 

@@ -105,8 +105,8 @@ class PowerSgd(Exchange):
     Wire: for any number of workers, 4 (n + m) · rank bytes for each n × m matrix, and 4 bytes for
       each value of a dense leaf.
 
-    Claims: all workers get the same bits. The error of a worker is M_i - P Q'ᵀ, as in the authors'
-      code. A matrix of zeros has the mean zero and leaves Q as it is.
+    Claims: the error of a worker is M_i - P Q'ᵀ, as in the authors' code. A matrix of zeros has the
+      mean zero and leaves Q as it is.
 
     Differs from the paper: orthonormal(...) uses Householder reflections in place of Gram-Schmidt,
       which divides by zero if a column is zero.
@@ -186,10 +186,9 @@ class AcpSgd(Exchange):
       bytes for the matrices. Here a is the sum over the matrices of n, or of m if flipped, and b is
       the sum of their other sides.
 
-    Claims: all workers get the same bits. The error of worker i is M_i - sent_i, and the mean is
-      the mean of all sent_i. So the residuals stay bounded. With `PowerSgd` they grow, because they
-      also collect the differences between workers. A matrix of zeros has the mean zero, and the
-      factors recover in later steps.
+    Claims: the error of worker i is M_i - sent_i, and the mean is the mean of all sent_i. So the
+      residuals stay bounded. With `PowerSgd` they grow, because they also collect the differences
+      between workers. A matrix of zeros has the mean zero, and the factors recover in later steps.
 
     Differs from the paper: matrices are flipped; Householder reflections orthogonalize P and Q.
 

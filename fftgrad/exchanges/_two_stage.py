@@ -43,8 +43,7 @@ class TwoStage(Exchange):
       values over a link.
 
     Claims: with `ErrorFeedback`, the sum of the means of all steps plus the workers' mean residual
-      is the sum of the mean gradients, as with one stage. All workers get the same bits. If any
-      value is not finite, the mean is NaN throughout, on all workers.
+      is the sum of the mean gradients, as with one stage.
 
     Example:
       >>> exchange = fg.TwoStage(fg.Sign(), workers=2)

@@ -1,6 +1,7 @@
 """Published methods as recipes, one function each.
 
-The docstrings of codecs and exchanges list their own differences from the papers.
+The docstrings of codecs and exchanges list their own differences from the papers. Each recipe is
+used as in `tx = fg.compressed_pmean(fg.methods.top_k(fraction=0.01), axis_name="data")`.
 """
 
 import math
@@ -22,9 +23,6 @@ def acp_sgd(rank: int = 4) -> Recipe:
       rank: columns of a factor; the paper uses 4 for ResNets and 32 for BERT.
 
     Wire: about 2 · rank · (rows + columns) bytes per matrix, 4 per dense value, in one all-reduce.
-
-    Example:
-      >>> tx = fg.compressed_pmean(fg.methods.acp_sgd(rank=4), axis_name="data")
 
     References:
       Zhang et al., ICDCS 2023, arXiv:2306.08881.
@@ -52,9 +50,6 @@ def adacomp(conv_bin: int = 50, bin_size: int = 500, per_bin: float = 4.0) -> Re
       per_bin: capacity of the message, in values per bin on average; see `AdaComp`.
 
     Wire: with the default capacity, 0.08 bits per value for bins of 500, and 0.53 for bins of 50.
-
-    Example:
-      >>> tx = fg.compressed_pmean(fg.methods.adacomp(), axis_name="data")
 
     References:
       Chen et al., AAAI 2018, arXiv:1712.02679.
@@ -106,9 +101,6 @@ def demo(k: int = 32, block: int = 64, decay: float = 0.999) -> Recipe:
       workers that sent a coefficient. Axes are padded to whole tiles. The momentum does not include
       the learning rate, which makes no difference to sign descent at a constant rate.
 
-    Example:
-      >>> tx = fg.compressed_pmean(fg.methods.demo(k=32), axis_name="data")
-
     References:
       Peng, Quesnelle and Kingma, 2024, arXiv:2411.19870.
     """
@@ -150,10 +142,6 @@ def dgc(
       is exact; the paper estimates the threshold from a sample. The optimizer applies the weight
       decay. Leaves with one axis are sent uncompressed in the same collective.
 
-    Example:
-      >>> method = fg.methods.dgc(fraction=0.01, warm_up_steps=400)
-      >>> tx = fg.compressed_pmean(method, axis_name="data")
-
     References:
       Lin et al., ICLR 2018, arXiv:1712.01887.
     """
@@ -177,9 +165,6 @@ def eden(bits: int = 1, block: int = 4096) -> Recipe:
     Differs from the paper: blocks are rotated instead of whole vectors. All workers use the same
       rotation, so one inverse rotation is enough. Errors of similar gradients then cancel less.
 
-    Example:
-      >>> tx = fg.compressed_pmean(fg.methods.eden(bits=2), axis_name="data")
-
     References:
       Vargaftik et al., NeurIPS 2021, arXiv:2105.08339; ICML 2022, arXiv:2108.08842.
     """
@@ -193,9 +178,6 @@ def power_sgd(rank: int = 2) -> Recipe:
       rank: columns of a factor.
 
     Wire: 4 · rank · (rows + columns) bytes per matrix, 4 per dense value, in two all-reduces.
-
-    Example:
-      >>> tx = fg.compressed_pmean(fg.methods.power_sgd(rank=2), axis_name="data")
 
     References:
       Vogels et al., NeurIPS 2019, arXiv:1905.13727.
@@ -215,9 +197,6 @@ def qsgd(bits: int = 4, bucket: int = 512) -> Recipe:
 
     Claims: unbiased.
 
-    Example:
-      >>> tx = fg.compressed_pmean(fg.methods.qsgd(bits=4), axis_name="data")
-
     References:
       Alistarh et al., NeurIPS 2017, arXiv:1610.02132.
     """
@@ -231,9 +210,6 @@ def random_k(fraction: float = 0.01) -> Recipe:
       fraction: share of the values sent, k = ceil(fraction · n).
 
     Wire: 4k bytes in one all-reduce; no positions are sent.
-
-    Example:
-      >>> tx = fg.compressed_pmean(fg.methods.random_k(fraction=0.01), axis_name="data")
 
     References:
       Stich et al., NeurIPS 2018, arXiv:1809.07599.
@@ -312,9 +288,6 @@ def redsync(
       (`MomentumCorrection`). The full text was not available: sizes, reuse and alternating signs
       follow the abstract and code that others published.
 
-    Example:
-      >>> tx = fg.compressed_pmean(fg.methods.redsync(fraction=0.001), axis_name="data")
-
     References:
       Fang, Fu, Yang and Hsieh, JPDC 133, 2019, arXiv:1808.04357.
     """
@@ -369,9 +342,6 @@ def scalecom(
       one chunk; in the paper, layers with more operations per value have shorter chunks. The paper
       has no transforms and no exact selection.
 
-    Example:
-      >>> tx = fg.compressed_pmean(fg.methods.scalecom(chunk=100, beta=0.1), axis_name="data")
-
     References:
       Chen et al., NeurIPS 2020, arXiv:2104.11125.
     """
@@ -394,9 +364,6 @@ def sign_sgd() -> Recipe:
     Differs from the paper: the residual does not include the learning rate; the paper has
       p = lr · g + e. If the learning rate falls, the residual is applied at the new rate.
 
-    Example:
-      >>> tx = fg.compressed_pmean(fg.methods.sign_sgd(), axis_name="data")
-
     References:
       Karimireddy et al., ICML 2019, arXiv:1901.09847.
     """
@@ -417,9 +384,6 @@ def terngrad(
     Wire: 1.6 bits per value and 4 bytes per layer; with `workers=8`, 4.6 bits per value.
 
     Claims: unbiased without clipping.
-
-    Example:
-      >>> tx = fg.compressed_pmean(fg.methods.terngrad(dense=("head",)), axis_name="data")
 
     References:
       Wen et al., NeurIPS 2017, arXiv:1705.07878.
@@ -451,9 +415,6 @@ def top_k(
       memory: the memory of unsent values. The default is the papers', without decay.
 
     Wire: k (32 + 2 + log2(1/fraction)) bits, with `bits` in place of 32 if given.
-
-    Example:
-      >>> tx = fg.compressed_pmean(fg.methods.top_k(fraction=0.01), axis_name="data")
 
     References:
       Aji and Heafield, EMNLP 2017, arXiv:1704.05021. Stich et al., NeurIPS 2018, arXiv:1809.07599.
