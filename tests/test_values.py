@@ -67,7 +67,7 @@ VALUES = {
         "top-k", METHODS["top_k"], optimizer=fg.optimizers.feedback_adam
     ),
 }
-ROOMS = (learned, votes, fg.exchanges, fg.codecs, fg)
+ROOMS = (learned, votes, fg.exchanges, fg.codecs, fg.memories, fg)
 NAMES = {name: value for room in ROOMS for name, value in vars(room).items()}
 NAMES |= {"SGD": optax.sgd(0.1), "TARGET": np.ones((5, 5), np.float32)}
 
