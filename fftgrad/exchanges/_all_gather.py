@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad._contracts import Averaged, Comm, Exchange, PyTree, Scope, State, Step
+from fftgrad._contracts import Averaged, Comm, PyTree, State, Step
 from fftgrad._values import check_kind, value
 from fftgrad.codecs import _quantizers
 from fftgrad.exchanges import _parts
-from fftgrad.exchanges._parts import Codecs, Parts, Payloads, Vectors
+from fftgrad.exchanges._parts import OfCodec, Parts, Payloads, Vectors
 from fftgrad.ops import _shapes, _wire
 
 
 @value
-class AllGather(Exchange):
+class AllGather(OfCodec):
     """Exchange: every worker sends its payload to all, and each worker decodes and averages them.
 
     Each payload travels as one uint32 buffer in one collective. If the codec begins with a linear
@@ -50,16 +50,11 @@ class AllGather(Exchange):
       The clip: "Covenant-72B", 2026, arXiv:2603.08163.
     """
 
-    codec: Codecs
     clip_to_median: bool = False
 
     def __post_init__(self) -> None:
-        _parts.check_codec("AllGather", self.codec)
+        super().__post_init__()
         check_kind("AllGather(clip_to_median)", self.clip_to_median, bool, "use True or False.")
-
-    @property
-    def scope(self) -> Scope:
-        return _parts.scope_of(self.codec)
 
     def init(self, like: PyTree) -> State:
         return State(own=_parts.codec_of(self.codec, like).init())

@@ -11,12 +11,12 @@ from fftgrad._values import check, check_count, value
 from fftgrad.codecs import _chain, _quantizers
 from fftgrad.codecs._transforms import Identity
 from fftgrad.exchanges import _parts
-from fftgrad.exchanges._parts import Codecs, Parts, Payloads
+from fftgrad.exchanges._parts import Codecs, OfCodec, Parts, Payloads
 from fftgrad.ops import _codes
 
 
 @value
-class AllReduce(Exchange):
+class AllReduce(OfCodec):
     """Exchange: sum the payloads with one all-reduce; without a codec, the dense mean.
 
     For w workers: mean = decompress(Σ_i compress(x_i / w)). The division comes first, so the sum
@@ -45,13 +45,13 @@ class AllReduce(Exchange):
     codec: Codecs = Identity()
 
     def __post_init__(self) -> None:
-        _parts.check_codec("AllReduce", self.codec)
+        super().__post_init__()
         if isinstance(self.codec, Codec):
             _check_summable(self.codec)
 
     @property
     def scope(self) -> Scope | None:
-        return None if self.codec == Identity() else _parts.scope_of(self.codec)
+        return None if self.codec == Identity() else super().scope
 
     def init(self, like: PyTree) -> State:
         return State(own=self._codec(like).init())

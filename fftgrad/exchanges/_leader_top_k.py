@@ -3,26 +3,16 @@
 import jax
 import jax.numpy as jnp
 
-from fftgrad._contracts import (
-    Averaged,
-    Codec,
-    Comm,
-    Exchange,
-    Payload,
-    PyTree,
-    Scope,
-    Selector,
-    State,
-)
+from fftgrad._contracts import Averaged, Codec, Comm, Payload, PyTree, Selector, State
 from fftgrad._values import check, value
 from fftgrad.codecs._chain import chain, split_linear, stages
 from fftgrad.exchanges import _parts
-from fftgrad.exchanges._parts import Codecs, Parts, Vectors
+from fftgrad.exchanges._parts import OfCodec, Parts, Vectors
 from fftgrad.ops import _count, _finite
 
 
 @value
-class LeaderTopK(Exchange):
+class LeaderTopK(OfCodec):
     """Exchange: one worker, the leader, chooses the coefficients that all workers send.
 
     In step t, worker t mod w leads. The leader selects its k largest coefficients and broadcasts
@@ -55,18 +45,12 @@ class LeaderTopK(Exchange):
       Chen et al., NeurIPS 2020, arXiv:2104.11125.
     """
 
-    codec: Codecs
-
     def __post_init__(self) -> None:
-        _parts.check_codec("LeaderTopK", self.codec)
+        super().__post_init__()
         if isinstance(self.codec, Codec):
             parts = stages(self.codec)
             cut = next((i for i, stage in enumerate(parts) if not stage.summable), len(parts))
             _check_selector(chain(*parts[cut:]))
-
-    @property
-    def scope(self) -> Scope:
-        return _parts.scope_of(self.codec)
 
     def init(self, like: PyTree) -> State:
         linear, selectors = self._split(like)

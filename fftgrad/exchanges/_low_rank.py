@@ -87,7 +87,19 @@ def product(left: jax.Array, right: jax.Array) -> jax.Array:
 
 
 @value
-class PowerSgd(Exchange):
+class _LowRank(Exchange):
+    rank: int = 2
+
+    def __post_init__(self) -> None:
+        check_count(f"{type(self).__name__}(rank)", self.rank, "use rank=2.")
+
+    @property
+    def scope(self) -> Scope:
+        return "leaf"
+
+
+@value
+class PowerSgd(_LowRank):
     """Exchange: approximates the mean of each matrix by P Qᵀ, with two small all-reduces.
 
     Worker i has the n × m matrix M_i. All workers have the factor Q, which is Q' of the last step:
@@ -122,15 +134,6 @@ class PowerSgd(Exchange):
       Vogels, Karimireddy and Jaggi, NeurIPS 2019, arXiv:1905.13727.
     """
 
-    rank: int = 2
-
-    def __post_init__(self) -> None:
-        check_count("PowerSgd(rank)", self.rank, "use rank=2.")
-
-    @property
-    def scope(self) -> Scope:
-        return "leaf"
-
     def init(self, like: PyTree) -> State:
         return State(shared=random_factors(like, self.rank, axis=1))
 
@@ -159,7 +162,7 @@ class AcpSgdState(NamedTuple):
 
 
 @value
-class AcpSgd(Exchange):
+class AcpSgd(_LowRank):
     """Exchange: approximates the mean of each matrix by P Qᵀ, with one small all-reduce.
 
     Worker i has the n × m matrix M_i. All workers have P and Q of the last step:
@@ -204,15 +207,6 @@ class AcpSgd(Exchange):
     References:
       Zhang, Li, Shi, Chu and Li, ICDCS 2023, arXiv:2306.08881.
     """
-
-    rank: int = 2
-
-    def __post_init__(self) -> None:
-        check_count("AcpSgd(rank)", self.rank, "use rank=2.")
-
-    @property
-    def scope(self) -> Scope:
-        return "leaf"
 
     def init(self, like: PyTree) -> State:
         lefts, rights = (random_factors(like, self.rank, axis) for axis in (0, 1))

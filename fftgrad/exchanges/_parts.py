@@ -340,6 +340,20 @@ def check_codec(owner: str, codec: object) -> None:
         check_kind(f"{owner}(codec)", codec, Codec, remedy)
 
 
+@value
+class OfCodec(Exchange):
+    """Base of the exchanges whose first argument is a codec or a rule."""
+
+    codec: Codecs
+
+    def __post_init__(self) -> None:
+        check_codec(type(self).__name__, self.codec)
+
+    @property
+    def scope(self) -> Scope | None:
+        return scope_of(self.codec)
+
+
 def values_at(selector: Selector, x: jax.Array, side: PyTree, step: Step) -> jax.Array:
     """Return the values of `x` at the positions in `side` of a payload; 0 for unused slots."""
     return jnp.take(x, selector.positions(side, x.size, step), mode="fill", fill_value=0)

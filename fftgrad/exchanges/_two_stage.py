@@ -7,16 +7,16 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad import _axes
-from fftgrad._contracts import Averaged, Comm, Exchange, PyTree, Scope, State, Stats
+from fftgrad._contracts import Averaged, Comm, PyTree, State, Stats
 from fftgrad._values import check_count, value
 from fftgrad.exchanges import _parts, _shards
-from fftgrad.exchanges._parts import Codecs, CompressedParts, Parts, Vectors
+from fftgrad.exchanges._parts import CompressedParts, OfCodec, Parts, Vectors
 from fftgrad.exchanges._shards import Reset
 from fftgrad.ops import _wire
 
 
 @value
-class TwoStage(Exchange):
+class TwoStage(OfCodec):
     """Exchange: a compressed reduce-scatter, then a compressed all-gather.
 
     Each part is cut into w shards, and each worker owns one shard. In the first stage, every worker
@@ -60,16 +60,11 @@ class TwoStage(Exchange):
       Tang et al., ICML 2021, arXiv:2102.02888.
     """
 
-    codec: Codecs
     workers: int
 
     def __post_init__(self) -> None:
-        _parts.check_codec("TwoStage", self.codec)
+        super().__post_init__()
         check_count("TwoStage(workers)", self.workers, "use that of the axis.")
-
-    @property
-    def scope(self) -> Scope:
-        return _parts.scope_of(self.codec)
 
     def init(self, like: PyTree) -> State:
         learned = self._codec(like).init()
