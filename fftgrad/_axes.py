@@ -52,10 +52,6 @@ def size(axis_name: AxisName, owner: str = "compressed_pmean") -> int:
         ) from error
 
 
-def index(axis_name: AxisName) -> jax.Array:
-    return lax.axis_index(axis_name)
-
-
 def is_tracked(axis_name: AxisName) -> bool:
     """Return True if JAX tracks which values vary along the axis."""
     return bool(varying(lax.axis_index(axis_name)))
@@ -64,11 +60,6 @@ def is_tracked(axis_name: AxisName) -> bool:
 def varies(x: jax.Array, axis_name: AxisName) -> bool:
     """Return True if `x` may differ between the workers; True if JAX does not track the axis."""
     return not is_tracked(axis_name) or set(names(axis_name)) <= varying(x)
-
-
-def known_to_vary(x: object, axis_name: AxisName) -> bool:
-    """Return True if JAX knows that `x` varies along at least one of the axes."""
-    return isinstance(x, jax.Array) and not varying(x).isdisjoint(names(axis_name))
 
 
 def beside(x: jax.Array, axis_name: AxisName) -> frozenset[str]:
@@ -110,11 +101,6 @@ def all_gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
     if is_tracked(axis_name):
         return lax.all_gather(x, axis_name, to="invarying")
     return lax.all_gather(x, axis_name)
-
-
-def permute(x: jax.Array, axis_name: AxisName, sources: tuple[int, ...]) -> jax.Array:
-    pairs = [(source, i) for i, source in enumerate(sources)]
-    return lax.ppermute(x, axis_name, pairs)
 
 
 def vary_like(x: jax.Array, other: jax.Array) -> jax.Array:

@@ -103,7 +103,7 @@ class Comm:
     def of(cls, axis_name: AxisName, key: jax.Array | int, number: jax.Array | int = 0) -> "Comm":
         """Make the comm of this worker from a seed or key that all workers share."""
         key = jax.random.fold_in(_random.as_key("Comm.of(key)", key), number)
-        return cls(axis_name, Step.of(key, number).fold_local(_axes.index(axis_name)))
+        return cls(axis_name, Step.of(key, number).fold_local(lax.axis_index(axis_name)))
 
     @property
     def workers(self) -> int:
@@ -113,15 +113,11 @@ class Comm:
     @property
     def index(self) -> jax.Array:
         """Number of this worker along the axis."""
-        return _axes.index(self.axis_name)
+        return lax.axis_index(self.axis_name)
 
     def fold(self, number: int) -> "Comm":
         """Return a comm with other random keys, for one of several exchanges in a step."""
         return dataclasses.replace(self, step=self.step.fold(number))
-
-    def along(self, axis_name: AxisName) -> "Comm":
-        """Return the same comm along another axis."""
-        return dataclasses.replace(self, axis_name=axis_name)
 
     # Payloads in buffers.
 

@@ -192,7 +192,8 @@ class Gossip:
             out = codec.compress(_vectors(bucket), before.codecs[i], own)
             payloads = _wire.without_gradient(out.payloads, _vectors(bucket))
             buffer = _wire.pack(payloads, finite, out.overflow)
-            heard = [_axes.permute(buffer, comm.axis_name, sources) for sources in graph.sources]
+            pairs = [[(source, i) for i, source in enumerate(row)] for row in graph.sources]
+            heard = [lax.ppermute(buffer, comm.axis_name, row) for row in pairs]
             buffers = jnp.stack([buffer, *heard])
             finites, sums = _add(codec, buffers, own, shares, np.all(graph.shares == 1))
             silent = jnp.sum(~finites & (shares > 0), dtype=jnp.int32)

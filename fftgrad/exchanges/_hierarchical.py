@@ -1,5 +1,6 @@
 """An exact mean over fast links, and a compressed mean over slow links."""
 
+import dataclasses
 import functools
 
 import jax
@@ -82,7 +83,8 @@ class Hierarchical(Exchange):
         return State(slow.shared, Shards(memory, sizes, number, slow.own))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
-        slow, fast = comm.along(self._slow_axes(comm)), comm.along(self.fast_axis)
+        axes = self._slow_axes(comm), self.fast_axis
+        slow, fast = (dataclasses.replace(comm, axis_name=axis) for axis in axes)
         group: Shards = state.own
         y, added = self.memory.add(self._scatter(x, fast), group.cut_rows)
         out = self.slow.mean(y, State(state.shared, group.reset_rows), slow)

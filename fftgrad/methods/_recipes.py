@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from fftgrad import codecs, exchanges
-from fftgrad._contracts import Codec, Exchange, Like, Memory
+from fftgrad._contracts import Codec, Like, Memory
 from fftgrad._values import check, check_count, value
 from fftgrad.codecs import ChunkTopK, Dct, Identity, Threshold, Tiles, TopK, chain
 from fftgrad.exchanges import AllGather, AllReduce, Bucketing, LeaderTopK, Recipe, Scheduled
@@ -252,7 +252,6 @@ def redsync(
     dense_below: int = 128 * 1024,
     trimmed_below: int = 4 * 1024 * 1024,
     reuse: int = 5,
-    warm_up_steps: int = 0,
 ) -> Recipe:
     """Method: residual gradient compression, with a selection that suits the size of each layer.
 
@@ -273,7 +272,6 @@ def redsync(
       dense_below: bytes below which a layer is not compressed.
       trimmed_below: bytes below which top-k selects the values of a layer.
       reuse: number of steps that use the same threshold.
-      warm_up_steps: number of first steps without compression, in an all-reduce.
 
     Returns:
       A `Recipe`, for an optimizer without momentum. The paper clips gradients first, as for `dgc`.
@@ -292,10 +290,7 @@ def redsync(
       Fang, Fu, Yang and Hsieh, JPDC 133, 2019, arXiv:1808.04357.
     """
     rule = RedSyncRule(fraction, quantize, output, dense_below, trimmed_below, reuse)
-    exchange: Exchange = AllGather(rule)
-    if warm_up_steps:
-        exchange = Scheduled({0: AllReduce(), warm_up_steps: exchange})
-    return Recipe(exchange, MomentumCorrection(momentum, nesterov))
+    return Recipe(AllGather(rule), MomentumCorrection(momentum, nesterov))
 
 
 @value
@@ -319,7 +314,6 @@ def scalecom(
     dense: tuple[str, ...] = (),
     transform: Codec = Identity(),
     exact: bool = False,
-    warm_up_steps: int = 0,
 ) -> Recipe:
     """Method: the workers take turns to choose the positions of the values that all workers send.
 
@@ -334,7 +328,6 @@ def scalecom(
       dense: words in the paths of leaves that are not compressed; in the paper, the first layer.
       transform: a linear transform before the selection, for example `Fft(block=64)`.
       exact: True to select the k largest values of the whole leaf instead.
-      warm_up_steps: number of first steps without compression; 1 to 5 epochs in the paper.
 
     Wire: n / chunk · (32 + log2(chunk)) bits for n values, in all-reduces.
 
@@ -346,10 +339,7 @@ def scalecom(
       Chen et al., NeurIPS 2020, arXiv:2104.11125.
     """
     rule = ScaleComRule(chunk, dense, transform, exact)
-    exchange: Exchange = LeaderTopK(rule)
-    if warm_up_steps:
-        exchange = Scheduled({0: AllReduce(), warm_up_steps: exchange})
-    return Recipe(exchange, ErrorFeedback(beta=beta))
+    return Recipe(LeaderTopK(rule), ErrorFeedback(beta=beta))
 
 
 def sign_sgd() -> Recipe:

@@ -373,7 +373,7 @@ def _shared(stacks: Sequence[jax.Array], axis_name: AxisName) -> Iterator[jax.Ar
     for stack in stacks:
         count = -(-len(stack) // workers)
         padded = jnp.pad(stack, ((0, count * workers - len(stack)), (0, 0), (0, 0)))
-        mine = lax.dynamic_slice_in_dim(padded, _axes.index(axis_name) * count, count)
+        mine = lax.dynamic_slice_in_dim(padded, lax.axis_index(axis_name) * count, count)
         shares.append(iterated(mine).astype(jnp.bfloat16))
     # Send bits, because XLA widens collectives of bfloat16 on some backends.
     sent = jnp.concatenate([share.ravel() for share in shares])

@@ -205,7 +205,7 @@ def sharded(
 
 def _mine(tree: PyTree, workers: int, axis_name: AxisName) -> Vectors:
     """Return this worker's shard of each leaf, in float32."""
-    index = _axes.index(axis_name)
+    index = jax.lax.axis_index(axis_name)
     wide = tuple(leaf.astype(jnp.float32) for leaf in _some(tree))
     return tuple(jnp.take(rows, index, axis=0) for rows in _shards.to_shards(wide, workers))
 

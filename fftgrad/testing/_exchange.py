@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from fftgrad import _axes
 from fftgrad._contracts import Averaged, AxisName, Comm, Exchange, PyTree, State, Stats, Step
 from fftgrad._values import check
 from fftgrad.exchanges import _bucketing, _recipe
@@ -93,7 +92,7 @@ def _check(laws: Laws, exchange: Exchange, like: PyTree, mesh: Mesh, max_error: 
 
     def one(x: PyTree, state: State, number: jax.Array) -> Averaged:
         shared, local = jax.random.split(jax.random.key(5))
-        step = Step(number, shared, jax.random.fold_in(local, _axes.index(axis)))
+        step = Step(number, shared, jax.random.fold_in(local, jax.lax.axis_index(axis)))
         return exchange.mean(x, state, Comm(axis, step))
 
     rule = f"it must trace under shard_map with check_vma=True, for {name}"

@@ -43,11 +43,11 @@ def check_local(updates: PyTree, axis_name: AxisName, owner: str = "compressed_p
 def check_replicated(params: PyTree, axis_name: AxisName, owner: str = "compressed_pmean") -> None:
     """Refuse parameters that JAX types as different on each worker."""
     for path, leaf in jax.tree.leaves_with_path(params):
-        own = _axes.known_to_vary(leaf, axis_name)
+        known = _axes.varying(leaf) if isinstance(leaf, jax.Array) else frozenset[str]()
         argument = f"{owner}.update(params{jax.tree_util.keystr(path)})"
         rule, got = "be the same on all workers", f"one that varies over {axis_name!r}"
         remedy = "shard it over another axis, or call fg.optimizers.gather_parameters."
-        check(not own, argument, rule, got, remedy)
+        check(known.isdisjoint(_axes.names(axis_name)), argument, rule, got, remedy)
 
 
 def refuse_masked(

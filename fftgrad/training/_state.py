@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
-from fftgrad._values import check_transformation
+from fftgrad._values import check, check_transformation
 from fftgrad.exchanges._shards import PerWorker, is_rows
 from fftgrad.training._pmean import CompressedPmeanState
 
@@ -100,13 +100,7 @@ def state_specs(
     by_path = of_params(param_specs)
     workers = _axes.names(axis_name)
     own = axis_name if isinstance(axis_name, str) else workers
-    for path, param_spec in by_path.items():
-        if not set(workers).isdisjoint(_axes.named(param_spec)):
-            raise ValueError(
-                f"state_specs(param_specs{''.join(path)}): must not name {axis_name!r}, the axis "
-                f"of the workers, got {param_spec}; shard it over another axis of the mesh, or use "
-                "fg.optimizers.gather_parameters."
-            )
+    _refuse_sharded("state_specs(param_specs", by_path, axis_name)
     others = tuple(dict.fromkeys(name for spec in by_path.values() for name in _axes.named(spec)))
 
     def like_params(path: tuple[Any, ...], node: Any) -> PartitionSpec:
@@ -246,9 +240,11 @@ def init_state(
     outs = jax.tree.leaves(specs, is_leaf=lambda node: isinstance(node, PartitionSpec))
     manual, ins, placed, wanted = mesh.axis_names, param_specs, param_specs, outs
     if param_specs is None:
-        _refuse_sharded(params, axis_name)
         manual, ins = _axes.names(axis_name), PartitionSpec()
-        placed = jax.tree.map(lambda leaf: _spec_of(leaf, mesh), params)
+        placed = jax.tree.map(_spec_of, params)
+        _refuse_sharded("init_state(params", of_params(placed), axis_name)
+        in_mesh = lambda spec: set(_axes.named(spec)) <= set(mesh.axis_names)  # noqa: E731
+        placed = jax.tree.map(lambda spec: spec if in_mesh(spec) else PartitionSpec(), placed)
         wanted = _like_params(state, outs, params, placed)
     if mesh.is_multi_process:
         params = jax.tree.map(_to_host, params)
@@ -273,10 +269,8 @@ def init_state(
     return jax.tree.unflatten(jax.tree.structure(state), leaves)
 
 
-def _spec_of(leaf: Any, mesh: Mesh) -> PartitionSpec:
-    """Return the PartitionSpec of a parameter over the axes of the mesh."""
-    spec = getattr(getattr(leaf, "sharding", None), "spec", PartitionSpec())
-    return spec if set(_axes.named(spec)) <= set(mesh.axis_names) else PartitionSpec()
+def _spec_of(leaf: Any) -> PartitionSpec:
+    return getattr(getattr(leaf, "sharding", None), "spec", PartitionSpec())
 
 
 def _like_params(
@@ -308,16 +302,12 @@ def _momentum_follows(state: PyTree) -> bool:
     return any(map(_momentum_follows, state))
 
 
-def _refuse_sharded(params: PyTree, axis_name: AxisName) -> None:
-    own = set(_axes.names(axis_name))
-    for path, leaf in jax.tree.leaves_with_path(params):
-        spec = getattr(getattr(leaf, "sharding", None), "spec", PartitionSpec())
-        if not own.isdisjoint(_axes.named(spec)):
-            raise ValueError(
-                f"init_state(params{jax.tree_util.keystr(path)}): must be whole along "
-                f"{axis_name!r}, got {spec}; name another axis_name, or use an optax optimizer "
-                "with fg.optimizers.gather_parameters in the loss."
-            )
+def _refuse_sharded(argument: str, specs: Mapping[Path, Any], axis_name: AxisName) -> None:
+    own, rule = set(_axes.names(axis_name)), f"be whole along {axis_name!r}, that of the workers"
+    remedy = "shard it over another axis of the mesh, or use fg.optimizers.gather_parameters."
+    for path, spec in specs.items():
+        fine = own.isdisjoint(_axes.named(spec))
+        check(fine, f"{argument}{''.join(path)})", rule, spec, remedy)
 
 
 def _pieces(params: PyTree, specs: PyTree, mesh: Mesh) -> PyTree:

@@ -97,7 +97,7 @@ def test_arrays_that_lie_over_the_axis_of_the_exchange_are_refused(kind):
     tx = fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS)
     params = {"w": jax.device_put(np.ones((16, 3), np.float32), NamedSharding(mesh, P(AXIS)))}
     with pytest.raises(
-        ValueError, match=r"init_state\(params\['w'\]\): must be whole .* name another"
+        ValueError, match=r"init_state\(params\['w'\]\): must be whole .* another axis"
     ):
         fg.init_state(tx, params, mesh, AXIS)
 
