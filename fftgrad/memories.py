@@ -34,14 +34,13 @@ class ErrorFeedback(Memory):
     Error feedback delays gradients, as momentum does. So use an optimizer without momentum, or one
     whose update has the new gradient beside the momentum, as that of `fg.optimizers.feedback_adam`.
 
-    A beta below 1 is ScaleCom's low-pass filter. The residuals of the workers become more similar.
-    `LeaderTopK` needs similar residuals, because one worker chooses the coefficients that all send.
-    The filter also damps the noise of a large learning rate. The residual of a coefficient that is
-    sent becomes (1 - u) d e instead of zero.
+    A beta below 1 is ScaleCom's low-pass filter. The residuals of the workers become more similar,
+    as `LeaderTopK` needs. The filter also damps the noise of a large learning rate. The residual of
+    a coefficient that is sent becomes (1 - u) d e instead of zero.
 
     A bfloat16 residual is rounded stochastically, because rounding to nearest would lose gradients
     below 1/256 of the residual. The random bits are a hash of the position, the number of
-    roundings and the bits of the value. So rounding needs no key and is reproducible.
+    roundings and the value, so rounding is reproducible.
 
     Args:
       decay: d, share of the residual that survives a step, 0 <= d <= 1.

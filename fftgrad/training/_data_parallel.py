@@ -36,8 +36,7 @@ def data_parallel(
 
     The first arguments are carried from step to step: (params, state), one `TrainState`, or
     (params, statistics, state). The argument with the state of `compressed_pmean` is the last of
-    them. If `fg.state_specs` shards a leaf, each worker gets its rows of the leaf, else the whole
-    leaf. The remaining arguments are the batch, which is split over its leading axis. `step`
+    them. The remaining arguments are the batch, which is split over its leading axis. `step`
     returns the carried values in the same order. Any further results, such as a mean loss, must be
     equal on all workers.
 
@@ -58,8 +57,7 @@ def data_parallel(
 
     Returns:
       A compiled function of global arrays. It compiles again if the sharding of an argument
-      changes. To avoid that, put the parameters on the mesh before the first step:
-      `jax.device_put(params, NamedSharding(mesh, P()))`.
+      changes, so first `jax.device_put(params, NamedSharding(mesh, P()))`.
 
     Raises:
       ValueError: if the mesh lacks the axis; while tracing, if no argument holds the state of

@@ -64,10 +64,6 @@ def compressed_pmean(
     has the same bits on all devices of one kind. Put it first in the chain, so that clipping and
     weight decay use the mean.
 
-    By default a codec compresses all leaves as one vector, so a selector chooses over the whole
-    model and a quantizer has one scale. For `PowerSgd`, and for most rules (functions from a part's
-    name and shape to its codec), each leaf is a part. `bucketing` sets other parts.
-
         tx = optax.chain(
             fg.compressed_pmean(fg.AllGather(codec), fg.ErrorFeedback(), axis_name="data"),
             optax.sgd(0.1),
@@ -75,28 +71,21 @@ def compressed_pmean(
 
     Do not chain Adam behind error feedback: with PowerSGD the final loss was 11 % higher than with
     dense Adam (docs/results/slow-links.md). Instead use `fg.optimizers.feedback_adam` or
-    `feedback_muon`. These whole optimizers add a share of the new gradient to the momentum.
+    `feedback_muon`, which are whole optimizers.
 
     `update` runs inside `jax.shard_map` (with `check_vma` True or False), `jax.pmap`, or
-    `jax.vmap(axis_name=...)`. Take gradients by `fg.value_and_grad` and the state by
-    `fg.init_state`:
-
-        state = fg.init_state(tx, params, mesh, "data")
-        specs = fg.state_specs(state, "data")
-
-    If you put a transformation with a state before it, such as `optax.scale_by_adam()`, wrap this
-    transformation in `fg.training.local_state`, because its state differs between the workers.
+    `jax.vmap(axis_name=...)`. Take gradients by `fg.value_and_grad`, and the state by
+    `fg.init_state`. Wrap a transformation before it that has a state in `fg.training.local_state`.
 
     Args:
-      exchange: the collective and its codec: `AllReduce`, `AllGather`, `Scheduled` and so on; or a
-        method such as `fg.methods.top_k(0.01)`, which is a `Recipe` of exchange, memory and
-        bucketing.
+      exchange: the collective and its codec, such as `AllGather(codec)`; or a method such as
+        `fg.methods.top_k(0.01)`, which is a `Recipe` of exchange, memory and bucketing.
       memory: the memory of values that a step does not send. The default is the memory of the
         recipe, or `NoMemory()` for an exchange.
       axis_name: the axis, or tuple of axes, to average over. If a parameter is sharded over other
         mesh axes, each of its shards is exchanged separately.
       bucketing: the parts that are compressed separately, and the buckets that parts share. The
-        default is the bucketing of the recipe, or of the exchange.
+        default is that of the recipe or exchange: usually, all leaves are one vector.
       allow_masked: True if another transformation averages the leaves that `optax.masked` or
         `optax.partition` hides from this one. Otherwise masked leaves raise an error.
       non_finite: the mean of a bad step: "propagate" returns a non-finite mean, "skip" zeros.
@@ -109,8 +98,7 @@ def compressed_pmean(
       An `optax.GradientTransformationExtraArgs` whose state is a `CompressedPmeanState`. If its
       `update` gets a scalar `weight=v`, such as the worker's number of tokens, the mean is
       Σ v g / Σ v. Each gradient is multiplied by w v / Σ v, with w workers, before it enters the
-      memory. A gradient with v = 0 counts as zero, even if it has a NaN. Do not pass a weight with
-      `value_and_grad(has_weight=True)`, which returns weighted gradients. Under `jax.jit` and over
+      memory. A gradient with v = 0 counts as zero, even if it has a NaN. Under `jax.jit` and over
       an Explicit axis, `update` also takes the unreduced gradient of a global loss, which JAX has
       not yet summed over the devices.
 
@@ -120,18 +108,15 @@ def compressed_pmean(
 
     Wire: `fg.wire_bytes(exchange, params, bucketing)` bytes per worker and step. Each bucket takes
       one collective with `AllReduce`, `AllGather`, `TopVotes` and `AcpSgd`; two with `TwoStage`,
-      `PowerSgd`, `QuantizedAllReduce` and `LeaderTopK`. `Hierarchical` takes two more than the
-      exchange that it uses over the slow links. By default there is a bucket for every 2^30
-      parameters. `track_error` adds 12 bytes in two all-reduces; a weight adds 4 bytes in one.
+      `PowerSgd`, `QuantizedAllReduce` and `LeaderTopK`. `Hierarchical` takes two more than its slow
+      exchange. `track_error` adds 12 bytes in two all-reduces; a weight adds 4 bytes in one.
 
     Claims: those of the exchange and the memory. If a leaf is narrower than float32, the memory
       keeps the rounding error of the mean; without a memory this error is lost. One worker is
       allowed. A step is bad if a value is not finite, or if the mean exceeds the range of a leaf's
-      dtype. A bad step does not change the states of memory and exchange, in any bucket. With
-      "propagate", every worker gets a non-finite mean, so a later `optax.apply_if_finite` skips
-      the step on all workers. With "skip", every worker gets zeros, and the moments of a later
-      Adam decay. With `check_vma=True` JAX checks that the state is sharded over the workers. A
-      state whose rows are in another order is not detected.
+      dtype. A bad step does not change the states of memory and exchange, in any bucket. All
+      workers decide alike. With `check_vma=True` JAX checks that the state is sharded over the
+      workers. A state whose rows are in another order is not detected.
 
     Raises:
       ValueError: while tracing, if the axis is not bound, `weight` is not a scalar, a gradient is

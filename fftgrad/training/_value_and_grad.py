@@ -23,9 +23,9 @@ def value_and_grad(
 ) -> Callable[..., tuple[Any, Any]]:
     """Function: `jax.value_and_grad` of the loss of one worker's own batch.
 
-    Pass the gradients to `compressed_pmean`. Under `jax.shard_map(check_vma=True)` JAX sums the
-    gradient of replicated parameters over the workers. This function types the parameters as
-    varying over the axis, which prevents that sum. In other modes it changes nothing.
+    Under `jax.shard_map(check_vma=True)` JAX sums the gradient of replicated parameters over the
+    workers. This function types the parameters as varying over the axis, which prevents that sum.
+    In other modes it changes nothing.
 
         value, grads = fg.value_and_grad(loss, "data")(params, x, y)
         updates, state = tx.update(grads, state, params)
@@ -58,9 +58,8 @@ def value_and_grad(
     | `has_weight`, returns (mean, weight) | wrong, not detected | wrong, not detected |
     | `has_weight`, sum or weight is summed over the axis | refused | wrong, not detected |
 
-    If a sharded model sums over another mesh axis in its loss, gradients are right only with
-    `check_vma=True`. In other modes `jax.grad`, and so this function, multiplies the gradient of
-    the summed values by the size of that axis. docs/api/wrappers.md shows a loss for these modes.
+    If a sharded model sums over another mesh axis in its loss, use `check_vma=True`. For other
+    modes, docs/api/wrappers.md shows a loss.
 
     Args:
       loss: a function of the parameters and a worker's batch. It returns a scalar, or a pair (sum,

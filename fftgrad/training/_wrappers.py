@@ -65,14 +65,9 @@ def delay() -> optax.GradientTransformationExtraArgs:
 
     Put it before `compressed_pmean`. The exchange of a step then does not depend on the gradients
     of this step. So a compiler with asynchronous collectives can overlap the exchange with the
-    forward and backward pass. The same gradients give the same updates, one step later, except that
-    an exchange uses the random keys of the later step and has averaged zeros in the first step.
-
-        mean = fg.compressed_pmean(exchange, memory, axis_name="data")
-        tx = optax.chain(fg.training.delay(), mean, ...)
-
-    The gradients are one step old, and the state stores one more float32 gradient. XLA for a CPU
-    has no asynchronous collectives, so there is no gain on a CPU.
+    forward and backward pass; XLA for a CPU has none. The same gradients give the same updates, one
+    step later, except that an exchange uses the random keys of the later step and has averaged
+    zeros in the first step. The state stores one more float32 gradient.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` whose state is a `PerWorker`.
@@ -169,9 +164,7 @@ def trainable(
         tx = fg.trainable(fg.optimizers.feedback_adam(3e-4, axis_name="data"), lora)
 
     Put nothing behind it in a chain: a weight decay there would change frozen leaves. Do not use
-    `optax.freeze` after the exchange instead. It raises no error, but the exchange would compress
-    the gradients of frozen leaves too. They could fill a top-k, and they would accumulate in the
-    residual.
+    `optax.freeze` after the exchange instead: the exchange would compress frozen leaves too.
 
     Args:
       tx: a whole optax optimizer, with its learning rate.
@@ -262,14 +255,7 @@ def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientT
     Each worker averages k of its own gradients, and the workers exchange only these averages, once
     in k steps, as for a batch k times as large. The updates of the other steps are zeros. If the
     gradients have a narrow dtype, the rounding error of an average is added to the next average.
-
-        tx = fg.training.multi_steps(
-            optax.chain(fg.compressed_pmean(exchange, memory, axis_name="data"), optax.adamw(3e-4)),
-            every=4,
-        )
-
-    Do not use `optax.MultiSteps` for this. It exchanges in every step and discards most results.
-    Its sum of gradients differs between the workers, but JAX types it as replicated.
+    Do not use `optax.MultiSteps` for this: it exchanges in every step and discards most results.
 
     Args:
       tx: a transformation that contains `compressed_pmean`.
