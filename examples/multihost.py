@@ -124,7 +124,7 @@ def train(args: argparse.Namespace) -> None:
             tree = {"params": params, "state": state, "steps": done}
             checkpoint.save(args.checkpoints, done, tree)
     # The residual has rows on all processes, so all of them call this; process 0 prints it.
-    found = fg.metrics(state, exchange=exchange, params=params)
+    found = fg.metrics(state) | {"bytes": fg.wire_bytes(exchange, params)}
     say(" ".join(f"{name} {float(value):.6g}" for name, value in found.items()))
     say(f"parameters {digest(params)}")
 

@@ -192,10 +192,9 @@ MISTAKES = [
     (lambda: step(pmean(track_error=True), pmean()), "start from"),
     (lambda: step(pmean(), optax.adam(0.1)), "must be a CompressedPmeanState"),
     (lambda: fg.metrics(optax.adam(0.1).init(jnp.ones(3))), "pass the optimizer's"),
-    (lambda: fg.metrics(pmean().init(jnp.ones(3)), exchange=GATHER), "pass both"),
     (
-        lambda: fg.metrics(pmean().init(jnp.ones(3)), exchange=fg.Sign(), params=jnp.ones(3)),
-        r"metrics\(exchange\): must be .*; wrap a codec",
+        lambda: fg.wire_bytes(fg.Scheduled({0: fg.AllReduce(), 5: GATHER}), jnp.ones(30)),
+        r"exchange\.at\(step\)",
     ),
     # Compositions that do not work.
     (lambda: pmean(fg.methods.top_k(0.01), 0), "use ErrorFeedback"),

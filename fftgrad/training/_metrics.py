@@ -8,24 +8,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Exchange, PyTree
+from fftgrad._contracts import AxisName, PyTree
 from fftgrad._values import check
-from fftgrad.exchanges import _bucketing
-from fftgrad.exchanges._bucketing import Bucketing
-from fftgrad.exchanges._recipe import Recipe, recipe_of
 from fftgrad.ops._shapes import by_path
 from fftgrad.training._pmean import CompressedPmeanState
 from fftgrad.training._state import ShardedState, is_state
 
 
-def metrics(
-    opt_state: PyTree,
-    *,
-    exchange: Exchange | Recipe | None = None,
-    params: PyTree = None,
-    bucketing: Bucketing | None = None,
-    axis_name: AxisName | None = None,
-) -> dict[str, Any]:
+def metrics(opt_state: PyTree, *, axis_name: AxisName | None = None) -> dict[str, Any]:
     """Function: the metrics of the exchange in an optimizer state, as a flat dict of scalars.
 
     Use it with any logger: `wandb.log(fg.metrics(opt_state))`. The keys are:
@@ -38,8 +28,6 @@ def metrics(
                       of its memory if no field is called `residual`; 0.0 without memory
         exchange_residual   the same for the memory inside `Hierarchical`
         error         relative error of the last good step, with `track_error=True`
-        bytes         bytes that a worker passes to the collectives in one exchange
-                      (`fg.wire_bytes`), if `exchange` and `params` are given
 
     Args:
       opt_state: an optax state that contains the state of `compressed_pmean`, or the state of
@@ -47,40 +35,29 @@ def metrics(
         as in `nnx.state`. If there are several states, as under `optax.partition`, each key begins
         with the path of its state. Outside `shard_map`, pass the global state, and call `metrics`
         in all processes, because each process holds the residuals of its own workers.
-      exchange: the exchange or method of the transformation, for `bytes`.
-      params: a tree with the shapes of the gradient, for `bytes`; for `diloco` with P fragments,
-        `fg.optimizers.fragment(params, P)`.
-      bucketing: as for `compressed_pmean`, for `bytes`.
       axis_name: the axis, or axes, of the workers, if you call `metrics` inside `shard_map`. An
         all-reduce of 4 bytes for each residual then combines the residuals of all workers.
 
     Returns:
-      A dict of scalars: arrays, except for bytes, which is a Python number.
+      A dict of arrays, scalars. For the bytes of a step, see `fg.wire_bytes`.
 
     Raises:
-      ValueError: if there is no state of `compressed_pmean`, if only one of `exchange` and `params`
-        is given, or if the bytes depend on the step (`Scheduled`): then pass `exchange.at(step)`.
+      ValueError: if there is no state of `compressed_pmean`.
 
     Example:
-      >>> exchange, params = fg.AllGather(fg.Sign()), {"w": jnp.ones(320)}
-      >>> tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name="data")
-      >>> found = fg.metrics(tx.init(params), exchange=exchange, params=params)
-      >>> {name: float(found[name]) for name in ("step", "skipped", "residual", "bytes")}
-      {'step': 0.0, 'skipped': 0.0, 'residual': 0.0, 'bytes': 48.0}
+      >>> tx = fg.compressed_pmean(fg.AllGather(fg.Sign()), fg.ErrorFeedback(), axis_name="data")
+      >>> found = fg.metrics(tx.init({"w": jnp.ones(320)}))
+      >>> {name: float(found[name]) for name in ("step", "skipped", "residual")}
+      {'step': 0.0, 'skipped': 0.0, 'residual': 0.0}
     """
     states = by_path(opt_state, is_leaf=_has_metrics)
     states = {name: state for name, state in states.items() if _has_metrics(state)}
     rule, got = "hold a state of compressed_pmean", f"{type(opt_state).__name__} without one"
     check(bool(states), "metrics(opt_state)", rule, got, "pass the optimizer's state.")
-    both = (exchange is None) == (params is None)
-    check(both, "metrics(exchange, params)", "be given together", "one", "pass both or none.")
     out: dict[str, Any] = {}
     for name, state in states.items():
         before = f"{name}/" if len(states) > 1 else ""
         out |= {before + key: value for key, value in _of_state(state, axis_name).items()}
-    if exchange is not None:
-        recipe = recipe_of("metrics", exchange, bucketing=bucketing)
-        out["bytes"] = _bucketing.wire_bytes(recipe.exchange, params, recipe.bucketing)
     return out
 
 

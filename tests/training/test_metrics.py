@@ -189,19 +189,6 @@ def test_the_error_of_a_step_is_measured_at_twelve_bytes_more(check_vma):
     assert float(after.error) == 0.0
 
 
-def test_bytes_are_those_of_the_program():
-    bucketing = fg.Bucketing("leaf")
-    tx = pmean(bucketing=bucketing)
-    state = jax.eval_shape(tx.init, zeros(LIKE))
-    options = {"exchange": SPARSE, "params": LIKE, "bucketing": bucketing}
-    state = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), state)
-    found = jax.jit(functools.partial(fg.metrics, **options))(state)
-    assert found["bytes"] == fg.wire_bytes(SPARSE, LIKE, bucketing)
-    piecewise = fg.Scheduled({0: fg.AllReduce(), 5: SPARSE})
-    with pytest.raises(ValueError, match=r"\.at\("):
-        jax.eval_shape(lambda s: fg.metrics(s, exchange=piecewise, params=LIKE), state)
-
-
 MEETINGS = {
     "whole": {},
     "fragments": {"fragments": 4, "overlap_steps": 1, "mixing": 0.5},
@@ -215,12 +202,9 @@ def test_bytes_are_those_of_a_meeting(options):
     rows = of_step(0)
     state = jax.eval_shape(jax.vmap(tx.init), rows)
     part = fg.optimizers.fragment(LIKE, options.get("fragments", 1))
-    found = jax.jit(functools.partial(fg.metrics, exchange=SPARSE, params=part))(
-        jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), state)
-    )
     program = everywhere("shard_map unchecked", tx.update, WORKERS)
     audited = fg.audit(program.lower(rows, state, rows).compile())
-    assert found["bytes"] == sum(c.bytes for c in audited)
+    assert fg.wire_bytes(SPARSE, part) == sum(c.bytes for c in audited)
 
 
 @pytest.mark.parametrize("fragments", [1, 2])
@@ -244,10 +228,7 @@ def test_states_whose_tuples_have_become_dicts_are_read_alike(fragments):
     def ones(tree):
         return jax.tree.map(lambda a: np.ones(a.shape, a.dtype), tree)
 
-    @jax.jit
-    def of(state):
-        return fg.metrics(state, exchange=fg.AllReduce(), params=params)
-
+    of = jax.jit(fg.metrics)
     expected, filled = of(ones(jax.eval_shape(tx.init, params))), ones(nnx.state(optimizer))
     for state in (filled, nnx.to_pure_dict(filled)):
         found = of(state)

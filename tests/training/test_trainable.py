@@ -110,8 +110,7 @@ def test_a_training_step_sends_and_keeps_the_trained_leaves_alone(check_vma, mas
         assert kept != ("[0]" in jax.tree_util.keystr(path)), path
     rows = [leaf.shape for leaf in jax.tree.leaves(state[0].memory)]
     assert rows == [(WORKERS, 6, 8), (WORKERS, 4)]
-    said = fg.metrics(state, exchange=EXCHANGE, params=trained)
-    assert (int(said["skipped"]), said["bytes"]) == (0, found[0].bytes)
+    assert int(fg.metrics(state)["skipped"]) == 0
 
 
 def test_its_state_is_saved_and_goes_on_with_other_workers(tmp_path):
