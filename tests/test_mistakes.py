@@ -226,7 +226,6 @@ MISTAKES = [
     (lambda: fg.LogQuantizer(bits=4.0), "a whole number, got 4.0"),
     (lambda: fg.Dct(block=64.0), "a whole number, got 64.0"),
     (lambda: fg.TwoStage(fg.Sign(), 4.0), "a whole number"),
-    (lambda: fg.SmallDense(TOP, max_ndim=-1), r"SmallDense\(max_ndim\): must be"),
     (lambda: pmean(fg.methods.top_k), r"call it, as top_k\(\.\.\.\)"),
     (lambda: fg.optimizers.sharded(optax.sgd(0.1), 4.0, axis_name=AXIS), "whole"),
     (lambda: fg.ErrorFeedback("0.9"), "must be a number, got"),

@@ -107,8 +107,8 @@ EQUAL = [
         fg.Scheduled({0: fg.AllReduce(), 9: fg.AllGather(Own(2.0))}),
     ),
     (
-        fg.AllGather(fg.SmallDense(fg.TopK(k=I(3)), max_ndim=I(1))),
-        fg.AllGather(fg.SmallDense(fg.TopK(k=3), max_ndim=1)),
+        fg.AllGather(fg.SmallDense(fg.TopK(k=I(3)))),
+        fg.AllGather(fg.SmallDense(fg.TopK(k=3))),
     ),
     (fg.PowerSgd(I(3)), fg.PowerSgd(3)),
     (votes.TopVotes(I(4), k=I(3), sigma=1), votes.TopVotes(4, k=3, sigma=1.0)),

@@ -23,7 +23,7 @@ from fftgrad._contracts import (
     Sparse,
     Step,
 )
-from fftgrad._values import check, check_count, check_kind, value
+from fftgrad._values import check, check_kind, value
 from fftgrad.codecs import _chain, _sum
 from fftgrad.codecs._transforms import Identity
 from fftgrad.exchanges._bucketing import Part
@@ -39,32 +39,20 @@ With a rule, each leaf is a part, unless the rule has another `scope`.
 _DENSE, _OTHERS = "dense leaves", "other leaves"
 
 
-@value
-class _PartOf:
-    """Scope of `SmallDense`; equal rules have equal scopes."""
-
-    max_ndim: int
-    max_size: int | None
-
-    def __call__(self, path: str, leaf: Like) -> str:
-        few = self.max_size is None or math.prod(leaf.shape) <= self.max_size
-        return _DENSE if few and len(leaf.shape) <= self.max_ndim else _OTHERS
+def _part_of(_: str, leaf: Like) -> str:
+    return _DENSE if len(leaf.shape) <= 1 else _OTHERS
 
 
 @value
 class SmallDense:
     """Function: rule that sends small leaves dense, and compresses all others with one codec.
 
-    The small leaves form one part. The other leaves form a second part, and a selector chooses
-    among all values of this part. Both parts travel in the same collective.
-
-        rule = fg.SmallDense(fg.chain(fg.TopK(0.01), fg.LogQuantizer(8)))
-        fg.compressed_pmean(fg.AllGather(rule), axis_name="data")
+    Small leaves have at most one axis, as biases and scales. They form one part. The other leaves
+    form a second part, and a selector chooses among all values of this part. Both parts travel in
+    the same collective.
 
     Args:
       codec: codec of the leaves that are not small.
-      max_ndim: largest number of axes of a small leaf; with 1, biases and scales are dense.
-      max_size: largest number of values of a small leaf; None for no limit.
 
     Example:
       >>> rule = fg.SmallDense(fg.TopK(fraction=0.01))
@@ -74,17 +62,14 @@ class SmallDense:
     """
 
     codec: Codec
-    max_ndim: int = 1
-    max_size: int | None = None
 
     def __post_init__(self) -> None:
         check_kind("SmallDense(codec)", self.codec, Codec, "pass one, as TopK(fraction=0.01).")
-        check_count("SmallDense(max_ndim)", self.max_ndim, "leave it out.", least=0)
 
     @property
     def scope(self) -> Scope:
         """Rule that assigns leaves to the two parts."""
-        return _PartOf(self.max_ndim, self.max_size)
+        return _part_of
 
     def __call__(self, name: str, like: Like) -> Codec:
         rule = f"be {_DENSE!r} or {_OTHERS!r}"

@@ -10,7 +10,6 @@ from jax import lax
 from fftgrad import _axes, codecs, exchanges
 from fftgrad._contracts import AxisName, PyTree
 from fftgrad._values import check_count
-from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.memories import ErrorFeedback
 from fftgrad.ops import _count
 from fftgrad.training._gradients import ONE_VOTE, refuse_weight, weighted
@@ -88,7 +87,6 @@ def scale_by_one_bit_adam(
     b2: float = 0.999,
     eps: float = 1e-8,
     *,
-    bucketing: Bucketing = Bucketing(),
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
     """Method: Adam for T steps, then Adam with a fixed second moment and a momentum of one bit.
@@ -104,7 +102,6 @@ def scale_by_one_bit_adam(
       b1: decay of the momentum.
       b2: decay of the second moment.
       eps: added to √v.
-      bucketing: the leaves that share magnitudes; see `Bucketing`.
       axis_name: the axis of the workers.
 
     Returns:
@@ -128,10 +125,7 @@ def scale_by_one_bit_adam(
     check_count("scale_by_one_bit_adam(warm_up_steps)", warm_up_steps, "use a tenth of training.")
     dense: Any = compressed_pmean(exchanges.AllReduce(), axis_name=axis_name)
     compressed: Any = compressed_pmean(
-        exchanges.TwoStage(codecs.Sign(), workers=workers),
-        ErrorFeedback(),
-        axis_name=axis_name,
-        bucketing=bucketing,
+        exchanges.TwoStage(codecs.Sign(), workers=workers), ErrorFeedback(), axis_name=axis_name
     )
 
     def init(params: optax.Params) -> OneBitAdamState:
