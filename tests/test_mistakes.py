@@ -211,7 +211,7 @@ MISTAKES = [
         lambda: fg.optimizers.sharded(optax.polyak_sgd(), workers=4).init(jnp.ones(8)),
         r"sharded\(inner\): .*use optax\.adamw",
     ),
-    (accumulated_by_optax, r"fg\.multi_steps in place of optax\.MultiSteps"),
+    (accumulated_by_optax, r"multi_steps in place of optax\.MultiSteps"),
     (lambda: fg.AllReduce(TOP), r"use AllGather\(TopK\(fraction=0\.1\)\)"),
     (
         lambda: fg.AllReduce(fg.Cast("bfloat16")),

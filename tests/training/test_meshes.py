@@ -209,37 +209,6 @@ def test_a_dense_mean_is_that_of_each_shard():
     np.testing.assert_allclose(jax.jit(run)(x), x.mean(0), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_a_sum_over_the_model_axis_needs_to_be_checked_or_divided(check_vma):
-    """As docs/api/wrappers.md says: unchecked, what lies before it gets its gradient twice."""
-    params = {**PARAMS, "bias": np.float32([0.1])}
-    specs = {**SHARDED, "bias": P()}
-    x = values((32, 6), seed=3)
-
-    def loss(params, x, total=lambda out: jax.lax.psum(out, "model")):
-        out = total(jax.nn.relu(x @ params["up"]) @ params["down"])
-        return jnp.mean((out + params["bias"][None] - jnp.sin(x[:, :1])) ** 2)
-
-    def grads(params, x):
-        _, found = fg.value_and_grad(loss, "data")(params, x)
-        divided = lambda params, x: loss(params, x) / 2  # noqa: E731
-        _, right = fg.value_and_grad(divided, "data")(params, x)
-        right["bias"] = right["bias"] if check_vma else jax.lax.psum(right["bias"], "model")
-        return jax.tree.map(lambda g: jax.lax.pmean(g, "data"), (found, right))
-
-    on = with_model()
-    ins = specs, P("data")
-    run = jax.shard_map(grads, mesh=on, in_specs=ins, out_specs=(specs,) * 2, check_vma=check_vma)
-    found, divided = jax.jit(run)(params, x)
-    exact = functools.partial(loss, total=lambda out: out)
-    right = jax.device_get(jax.jit(jax.grad(exact))(params, x))
-    for name, times in {"up": 2, "down": 2, "bias": 1}.items():
-        as_it_is = right[name] * (1 if check_vma else times)
-        np.testing.assert_allclose(found[name], as_it_is, rtol=1e-4, atol=1e-6)
-        if not check_vma:
-            np.testing.assert_allclose(divided[name], right[name], rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize("scope", ["model", lambda path, _: path], ids=["one part", "own parts"])
 def test_replicated_leaves_stay_equal_in_a_group_of_their_own(scope):
     """Where JAX tracks nothing, one selection over both kinds drives the copies apart."""

@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere, mesh_of
 
 import fftgrad as fg
-from fftgrad import checkpoint
 
 WORKERS = 4
 LIKE = {
@@ -112,24 +111,6 @@ def test_a_training_step_sends_and_keeps_the_trained_leaves_alone(check_vma, mas
     assert rows == [(WORKERS, 6, 8), (WORKERS, 4)]
     said = fg.metrics(state, exchange=EXCHANGE, params=trained)
     assert (int(said["skipped"]), said["bytes"]) == (0, found[0].bytes)
-
-
-def test_its_state_is_saved_and_goes_on_with_other_workers(tmp_path):
-    tx = fg.trainable(optimizer(), MASK)
-    params = jax.device_put(HALVES)
-    state = fg.init_state(tx, params, mesh_of(WORKERS), AXIS)
-    own = state[0].memory.worker_rows.residual["layers"][0]["lora"]
-    rows = np.asarray(own) + np.arange(4, dtype=np.float32)[:, None, None]
-    state[0].memory.worker_rows.residual["layers"][0]["lora"] = jax.device_put(rows, own.sharding)
-    fresh = fg.init_state(tx, params, mesh_of(2), AXIS)
-    moved = fg.checkpoint.reshard_state(state, fresh).state
-    checkpoint.save(tmp_path / "run", 1, {"state": state})
-    restored = checkpoint.restore(tmp_path / "run", {"state": fresh}).tree["state"]
-    for found in (moved, restored):
-        residual = found[0].memory.worker_rows.residual
-        lora = np.asarray(residual["layers"][0]["lora"])
-        np.testing.assert_array_equal(lora[:, 0, 0], [0.5, 2.5])
-        assert residual["base"] is None
 
 
 def test_it_follows_the_sharding_of_the_parameters():
