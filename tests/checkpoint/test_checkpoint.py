@@ -377,23 +377,6 @@ def test_copies_that_differ_are_refused(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_state_that_is_passed_as_replicated_is_not_saved(tmp_path):
-    """It trains, and each device keeps its own residual under the name of all."""
-    tx = optax.chain(feedback(), optax.adam(1e-2))
-    run = jax.jit(
-        jax.shard_map(
-            lambda g, s: tx.update(jax.tree.map(lambda a: a[0], g), s),
-            mesh=mesh_of(WORKERS), in_specs=(P(AXIS), P()), out_specs=P(), check_vma=False,
-        )
-    )  # fmt: skip
-    _, state = run(grads(0), tx.init(LIKE))
-    with pytest.raises(
-        ValueError, match=r"save\(0\.memory\.worker_rows\.residual\.b\): must be the same"
-    ):
-        checkpoint.save(tmp_path, 1, state)
-    checkpoint.save(tmp_path, 1, state[1])
-
-
 STORED = (
     *("bool", "int2", "int4", "int8", "int16", "int32", "int64"),
     *("uint8", "uint16", "uint32", "uint64", "complex64", "complex128"),

@@ -201,17 +201,6 @@ def test_shards_compress_their_own_piece(name, check_vma):
     assert {s.data.shape for s in residual.addressable_shards} == {(1, 6, 8)}
 
 
-def test_a_dense_mean_is_that_of_each_shard():
-    tx, x = fg.compressed_pmean(fg.AllReduce(), axis_name="data"), values((4, 16))
-    run = jax.shard_map(
-        lambda rows: tx.update(rows[0], tx.init(rows[0]))[0],
-        mesh=with_model(),
-        in_specs=P("data", "model"),
-        out_specs=P("model"),
-    )
-    np.testing.assert_allclose(jax.jit(run)(x), x.mean(0), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("scope", ["model", lambda path, _: path], ids=["one part", "own parts"])
 def test_replicated_leaves_stay_equal_in_a_group_of_their_own(scope):
     """Where JAX tracks nothing, one selection over both kinds drives the copies apart."""
