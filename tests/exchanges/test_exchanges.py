@@ -14,7 +14,7 @@ from cases import CODECS, EXCHANGES, gradients, one_of_each, sample, values
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, MODES, everywhere, of_size, train_step
-from stepwise import once, run
+from stepwise import once
 from updates import collectives
 
 import fftgrad as fg
@@ -306,16 +306,6 @@ def test_several_axes_are_one(name, check_vma):
     np.testing.assert_allclose(grid, flat[0], rtol=1e-5, atol=1e-6)
 
 
-def test_piecewise_switches_at_the_step_in_one_program():
-    schedule = fg.Scheduled(
-        {4: fg.AllGather(fg.TopK(k=1)), 0: fg.AllReduce(), 2: fg.AllGather(fg.TopK(k=5))}
-    )
-    assert schedule.starts == (0, 2, 4)
-    x = np.tile(rows(1), (6, 4, 1))  # equal workers send the same positions
-    means, _ = run(fg.compressed_pmean(schedule, axis_name=AXIS), x)
-    assert [np.count_nonzero(mean[0]) for mean in means] == [N, N, 5, 5, 1, 1]
-
-
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_low_rank_and_gathered_steps_lose_nothing_in_one_program(check_vma):
     """What `PowerSgd` sends is equal on all workers, what the others send is each one's own."""
@@ -352,13 +342,6 @@ def test_what_stays_behind_is_counted_of_the_leader_alone():
 
     found = [count.tolist() for count in everywhere("vmap", counts, 4)(rows)]
     assert found == [[120 - 12] * 4, [0] * 4]
-
-
-def test_a_fixed_leader_leads_always():
-    exchange = fg.exchanges.LeaderTopK(fg.TopK(k=1), leader=1)
-    x = np.array([[4.0, 1.0], [1.0, 2.0]], np.float32)
-    means, _ = run(fg.compressed_pmean(exchange, axis_name=AXIS), np.stack([x, x]))
-    assert means[:, 0].tolist() == [[0.0, 1.5]] * 2
 
 
 def test_equal_rules_are_made_for_the_same_parts():

@@ -4,7 +4,6 @@ import functools
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -291,9 +290,6 @@ def test_a_momentum_of_sgd_has_its_place_in_the_line():
     assert jax.eval_shape(made.init, np.zeros(9, np.float32))[1] is not None
 
 
-FAST = (2, fg.planning.Link("50GB/s", "10us"))
-
-
 def none(rows):
     """As if no row took anything here."""
     return {row.name: fg.planning.Timing(0.0, 0.0) for row in rows}
@@ -317,38 +313,6 @@ def test_over_fast_links_the_memory_is_that_of_the_group():
         own = row.recipe.exchange
         assert row.recipe == fg.Recipe(own)
         assert fg.Recipe(own.slow, own.memory) == alone[row.name].recipe
-
-
-def planned(**options):
-    some = ("dense float32", "QSGD 4 bits", "4 local steps, signs")
-    usual = _candidates.candidates(LIKE, 4, 2 if "fast" in options else 1)
-    rows = [row for row in usual if row.name in some]
-    known = {"step": "1ms", "timings": none(rows), "workers": 8 if "fast" in options else 4}
-    return by_name(plan("1gbit", rows=rows, **known, **options))
-
-
-def test_local_steps_over_two_levels_meet():
-    """As printed: each worker on its own, and after four steps all the same."""
-    code = planned(fast=FAST)["4 local steps, signs"].code
-    tx = eval(code, {"fg": fg, "optax": optax, "optimizer": optax.sgd(0.1)})
-    like = {"w": np.ones(300, np.float32)}
-    grads = np.random.default_rng(0).standard_normal((4, 4, 2, 300), np.float32)
-
-    def train(gradient):
-        params, state, seen = like, tx.init(like), []
-        for turn in range(4):
-            updates, state = tx.update({"w": gradient[turn]}, state, params)
-            params = optax.apply_updates(params, updates)
-            seen.append(params["w"])
-        return jnp.stack(seen)
-
-    inner = jax.vmap(train, axis_name="fast", in_axes=1, out_axes=1)
-    seen = jax.jit(jax.vmap(inner, axis_name="slow", in_axes=1, out_axes=1))(grads)
-    rows = np.asarray(seen).reshape(4, 8, 300)
-    assert np.all(np.isfinite(rows))
-    assert len(np.unique(rows[2], axis=0)) == 8
-    assert len(np.unique(rows[3], axis=0)) == 1
-    assert np.any(rows[3][0] != 1)
 
 
 def test_all_that_is_compared_of_two_levels_is_hierarchical():
