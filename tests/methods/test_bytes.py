@@ -32,7 +32,7 @@ def sent_by(tx):
     return sums
 
 
-# Of 895 values in leaves of 288, 600 and 7, on 4 workers. Each step, or each of its branches in order.
+# Of 895 values in leaves of 288, 600 and 7, on 4 workers. Each step, or each branch in order.
 GOLDEN = {
     "fft_sparsification": [224],
     "fft_sparsification blocked": [136],

@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 from cases import SLOW, drawn
-from parallel import train_step
 
 import fftgrad as fg
 from fftgrad.exchanges import _bucketing
@@ -163,20 +162,6 @@ def test_the_code_makes_what_was_meant(fast, choose):
         assert eval(f"fg.Recipe({inside})", space) == row.recipe
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_the_best_trains(whole):
-    """The line as printed, in a chain, on real devices: of what is an optimizer, and is none."""
-    row = next(row for row in usual().rows if row.every == 1 and row.whole == whole)
-    made = eval(row.code, {"fg": fg, "optax": optax, "learning_rate": 0.1})
-    tx = made if row.whole else optax.chain(made, optax.sgd(0.1))
-    init, update = train_step(tx, WORKERS, like=LIKE)
-    params = jax.tree.map(lambda a: np.ones(a.shape, np.float32), LIKE)
-    grads = jax.tree.map(lambda a: np.stack([a] * WORKERS), params)
-    updates, _ = update(grads, init(params))
-    assert np.all(np.isfinite(updates["w"]))
-    assert np.any(updates["w"])
-
-
 def test_what_is_printed_is_python():
     """With what becomes of the user's optimizer."""
     rows = by_name(usual())
@@ -268,19 +253,6 @@ def test_mistakes_are_answered_before_anything_is_timed(monkeypatch, make, error
     monkeypatch.setattr(_timing, "time_exchange", lambda *_, **__: pytest.fail("it was timed"))
     with pytest.raises(error, match=remedy):
         make()
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_local_steps_of_a_named_optimizer_have_something_to_send(number):
-    like = jax.ShapeDtypeStruct((64, 64), "float32")
-    rows = [row for row in _candidates.candidates(like, 4) if row.every > 1 and row.optimizer]
-    assert len(rows) == 2
-    params = np.zeros(like.shape, like.dtype)
-    tx = rows[number].transformation("data")
-    state, update = jax.jit(tx.init)(params), jax.jit(_timing.alone(tx.update, {"data": 4}))
-    for _ in range(rows[number].every):
-        _, state = update(params + 1, state, params)
-    assert np.any(optax.tree.get(state, "anchor"))
 
 
 def test_a_momentum_of_sgd_has_its_place_in_the_line():
