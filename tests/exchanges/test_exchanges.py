@@ -277,8 +277,9 @@ def test_low_rank_and_gathered_steps_lose_nothing_in_one_program(check_vma):
     """What `PowerSgd` sends is equal on all workers, what the others send is each one's own."""
     like = {"w": jax.ShapeDtypeStruct((10, 12), "float32")}
     exchange = fg.Scheduled(
-        {0: fg.PowerSgd(rank=2), 1: fg.AllGather(fg.TopK(k=9)), 2: fg.PowerSgd()}
+        {1: fg.AllGather(fg.TopK(k=9)), 0: fg.PowerSgd(rank=2), 2: fg.PowerSgd()}
     )
+    assert exchange.starts == (0, 1, 2)
     bucketing = fg.Bucketing("leaf")
     tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS, bucketing=bucketing)
     init, update = train_step(tx, 4, check_vma=check_vma, like=like)
