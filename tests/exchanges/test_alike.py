@@ -28,8 +28,8 @@ ALIKE = {
 }
 
 
-def apart(_, rows):
-    return [[i] for i in range(len(rows))]
+def apart(keys):
+    return [[i] for i, _ in enumerate(keys)]
 
 
 def two_steps(exchange):
@@ -54,7 +54,7 @@ def two_steps(exchange):
 )
 def test_each_part_gets_what_it_gets_on_its_own(name, monkeypatch):
     together = two_steps(EXCHANGES[name])
-    monkeypatch.setattr(_parts, "_groups", apart)
+    monkeypatch.setattr(_parts, "alike", apart)
     own = two_steps(EXCHANGES[name])
     # Products of matrices may be summed in another order for several than for one.
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
@@ -82,8 +82,7 @@ def test_many_alike_are_one_program():
         return len(re.findall(r"stablehlo\.(?!constant)", text))  # of which no kernel comes
 
     few, many = operations(_shapes.FEW), operations(_shapes.FEW + 18)
-    assert many - few < 18 * 40
-    assert many < 2.5 * few
+    assert many - few < 18 * 8
 
 
 @pytest.mark.usefixtures("platform")

@@ -14,6 +14,7 @@ from stepwise import once, run
 
 import fftgrad as fg
 from fftgrad.exchanges._all_gather import clipped_mean
+from fftgrad.exchanges._parts import Parts
 
 LIKE = {
     "w": jax.ShapeDtypeStruct((10, 11), jnp.float32),
@@ -104,7 +105,9 @@ def test_what_does_not_count_is_as_nothing_whatever_it_is(counts):
     """Also where it is not zero; and of nobody it is zero, not a division by none."""
     rows = values((4, 30)) * (np.arange(4, dtype=np.float32)[:, None] + 1)
     shares = np.array(counts, np.float32) / max(1, sum(counts))
-    mean = jax.jit(lambda rows, shares: clipped_mean(lambda row: (row,), rows, shares)[0])
+    codec = Parts.of([(fg.codecs.Identity(), jax.ShapeDtypeStruct((30,), jnp.float32))])
+    sent = lambda rows: (fg.codecs.Payload(rows),)  # noqa: E731
+    mean = jax.jit(lambda *of: clipped_mean(codec, sent(of[0]), of[1], fg.Step())[0])
     other = np.where(np.array(counts)[:, None], rows, np.float32(77))
     found = [np.asarray(mean(r, shares)) for r in (rows, other)]
     np.testing.assert_array_equal(found[1], found[0])
