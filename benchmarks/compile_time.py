@@ -61,6 +61,16 @@ def local(**options: Any) -> Make:
     )
 
 
+def recommended(name: str) -> Make:
+    """A row of a plan."""
+
+    def make() -> optax.GradientTransformation:
+        (row,) = (r for r in fg.planning.candidates(params_of(8), WORKERS) if r.name == name)
+        return row.transformation("data")
+
+    return make
+
+
 ROWS: dict[str, Make] = {
     "dense": exchanged(fg.AllReduce()),
     "EDEN, 1 bit": exchanged(fg.methods.eden()),
@@ -69,7 +79,10 @@ ROWS: dict[str, Make] = {
     "top-k 1 %, by leaf": exchanged(fg.methods.top_k(0.01), bucketing=fg.Bucketing("leaf")),
     "DGC": exchanged(fg.methods.dgc(0.001)),
     "100x, feedback_adam": filled(fg.optimizers.feedback_adam),
-    "100x, feedback_muon": filled(fg.optimizers.feedback_muon, lead=0.5),
+    "two stages 25x, Muon": recommended("two stages 25x, Muon"),
+    "eigenbasis 50x, Muon": recommended("eigenbasis 50x, Muon"),
+    "PowerSGD 4, Muon": recommended("PowerSGD 4, Muon"),
+    "4 local steps of Muon, 25x": recommended("4 local steps of Muon, 25x"),
     "local steps, signs": local(),
     "local steps, 4 fragments, delay": local(fragments=4, overlap_steps=1),
     "SparseLoCo": lambda: fg.optimizers.sparse_loco(
@@ -77,7 +90,7 @@ ROWS: dict[str, Make] = {
     ),
     "sharded": lambda: fg.optimizers.sharded(optax.adamw(1e-3), WORKERS, axis_name="data"),
 }
-LOCAL = ("local steps, signs", "local steps, 4 fragments, delay", "SparseLoCo")
+LOCAL = {row for row in ROWS if "local steps" in row or row == "SparseLoCo"}
 PARTS = ("init_s", "trace_s", "compile_s")
 
 

@@ -289,7 +289,7 @@ def _settled(vectors: Vectors, keep: jax.Array) -> Vectors:
 
 def _codec_of(codecs: Sequence[Codecs], buckets: Sequence[Bucket]) -> Parts:
     pairs = zip(codecs, buckets, strict=True)
-    return Parts(tuple(pair for codec, b in pairs for pair in _parts.codec_of(codec, b).pairs))
+    return Parts.of([pair for codec, b in pairs for pair in _parts.codec_of(codec, b).pairs])
 
 
 def _vectors(buckets: Sequence[Bucket]) -> Vectors:

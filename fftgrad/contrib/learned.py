@@ -34,7 +34,7 @@ from fftgrad.contrib import _autoencoder
 from fftgrad.contrib._autoencoder import Autoencoder
 from fftgrad.exchanges import _parts, _schedule
 from fftgrad.exchanges._all_reduce import AllReduce
-from fftgrad.exchanges._parts import Codecs, DenseByName, Parts, Payloads, Vectors
+from fftgrad.exchanges._parts import Codecs, DenseByName, Parts, Vectors
 from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._schedule import Scheduled
 from fftgrad.memories import ErrorFeedback
@@ -160,7 +160,7 @@ class LearnedCodes(Exchange):
             dense = AllReduce()
             return dense.mean(x, dense.init(x), comm)._replace(state=state)
         found = codec.compress(vectors, state.own, comm.step)
-        turn = _Turn(codec, vectors, found.payloads, comm)
+        turn = _Turn(codec, vectors, codec.apart(found.payloads), comm)
         out, agreed = self._outcome(turn, state.shared)
         mean = [part + out.stats.poison for part in turn.whole(out.mean, out.dense, out.sides)]
         sent = turn.whole(out.sent, turn.dense, out.sides)
@@ -320,7 +320,7 @@ class _Turn:
 
     codec: Parts
     vectors: Vectors
-    payloads: Payloads
+    payloads: tuple[Payload, ...]  # of each part
     comm: Comm
 
     @property
@@ -361,8 +361,8 @@ class _Turn:
         pieces = _shapes.cut(values, [self.payloads[i].main.size for i in numbers])
         found = dict(zip(numbers, map(Payload, pieces, sides), strict=True))
         others = map(Payload, dense)
-        payloads = (found[i] if i in found else next(others) for i in range(len(self.payloads)))
-        return self.codec.decompress(tuple(payloads), self.comm.step)
+        payloads = [found[i] if i in found else next(others) for i in range(len(self.payloads))]
+        return self.codec.decompress(self.codec.join(payloads), self.comm.step)
 
 
 def lgc(

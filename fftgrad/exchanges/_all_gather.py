@@ -1,17 +1,16 @@
 """A mean of gathered payloads, for codecs that are not summable."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad._contracts import Averaged, Comm, Exchange, PyTree, Scope, State
+from fftgrad._contracts import Averaged, Comm, Exchange, PyTree, Scope, State, Step
 from fftgrad._values import check_kind, value
 from fftgrad.codecs import _quantizers
 from fftgrad.exchanges import _parts
-from fftgrad.exchanges._parts import Codecs, Vectors
+from fftgrad.exchanges._parts import Codecs, Parts, Payloads, Vectors
 from fftgrad.ops import _shapes, _wire
 
 
@@ -74,7 +73,7 @@ class AllGather(Exchange):
         got, stats = comm.gather(out.payloads, of=vectors, overflow=out.overflow)
         if self.clip_to_median:
             shares = jnp.full((comm.workers,), 1 / comm.workers, jnp.float32)
-            every = clipped_mean(lambda p: codec.decompress(p, step), got, shares)
+            every = clipped_mean(codec, got, shares, step)
             mean = tuple(stats.poison + vector for vector in every)
         else:
             mean = codec.mean(got, stats.poison, step)
@@ -89,15 +88,19 @@ class AllGather(Exchange):
         return _wire.nbytes(_parts.codec_of(self.codec, like).payload_spec)
 
 
-def clipped_mean(decode: Callable[[Any], Vectors], sent: Any, shares: jax.Array) -> Vectors:
+def clipped_mean(codec: Parts, sent: Payloads, shares: jax.Array, step: Step) -> Vectors:
     """Average the vectors of workers, after clipping their norms to the median norm.
 
-    The median is over the workers with a positive share of the mean and a non-zero vector. `decode`
-    decodes one payload; `sent` holds the stacked payloads of all workers.
+    The median is over the workers with a positive share of the mean and a non-zero vector. `sent`
+    holds the stacked payloads of all workers.
     """
 
-    def lengths(payload: Any) -> jax.Array:
-        return jnp.stack([_quantizers.row_norms(v[None])[1][0] for v in decode(payload)])
+    def decode(payloads: Payloads) -> Vectors:
+        return codec.decompress_groups(payloads, step)
+
+    def lengths(payloads: Payloads) -> jax.Array:
+        rows = [vectors.reshape(-1, vectors.shape[-1]) for vectors in decode(payloads)]
+        return jnp.concatenate([_quantizers.row_norms(group)[1] for group in rows])
 
     norms = lax.map(lengths, sent)  # [workers, parts]; a loop holds one decoded payload at a time
     counts = (shares > 0)[:, None]
@@ -109,10 +112,11 @@ def clipped_mean(decode: Callable[[Any], Vectors], sent: Any, shares: jax.Array)
     weights = shares[:, None] * jnp.where(counts, clip, 0.0)
 
     def add(totals: Vectors, row: Any) -> tuple[Vectors, None]:
-        payload, own = row
-        each = zip(totals, _shapes.unstack(own), decode(payload), strict=True)
-        return tuple(t + w * v for t, w, v in each), None
+        payloads, own = row
+        own = _shapes.cut(own, list(map(len, codec.groups)))
+        each = zip(totals, own, decode(payloads), strict=True)
+        return tuple(t + w.reshape(*v.shape[:-1], 1) * v for t, w, v in each), None
 
     like = jax.eval_shape(decode, jax.tree.map(lambda leaf: leaf[0], sent))
     zeros = tuple(jnp.zeros(v.shape, v.dtype) for v in like)
-    return lax.scan(add, zeros, (sent, weights))[0]  # in the order of the workers
+    return codec.apart(lax.scan(add, zeros, (sent, weights))[0])  # in the order of the workers

@@ -1,6 +1,7 @@
 """An exchange of matrix gradients in a basis in which they are sparser."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -19,17 +20,19 @@ FLOOR = 1e-3
 
 
 class Side(NamedTuple):
-    covariance: jax.Array  # moving average of G Gᵀ, or of Gᵀ G, float32[d, d]
-    basis: jax.Array  # eigenvectors of the covariance, in columns, float32[d, d]
-    scale: jax.Array  # divisors of the coordinates, float32[d]
+    """One side of n matrices of equal shape."""
+
+    covariance: jax.Array  # moving average of G Gᵀ, or of Gᵀ G, float32[n, d, d]
+    basis: jax.Array  # eigenvectors of the covariance, in columns, float32[n, d, d]
+    scale: jax.Array  # divisors of the coordinates, float32[n, d]
 
 
 Sides: TypeAlias = tuple[Side | tuple[()], Side | tuple[()]]
-"""Left and right side of a matrix; () for a side that is not rotated."""
+"""Left and right sides; () for a side that is not rotated."""
 
 
 class EigenbasisState(NamedTuple):
-    sides: tuple[Sides, ...]  # of each leaf
+    sides: tuple[Sides, ...]  # for each shape of a matrix, in the order of the leaves
     steps: jax.Array  # number of means so far, int32[]
     inner: PyTree  # shared state of the inner exchange
 
@@ -102,52 +105,76 @@ class Eigenbasis(Exchange):
         return "leaf"
 
     def init(self, like: PyTree) -> State:
-        def side(length: int, other: int) -> Side | tuple[()]:
+        def side(count: int, length: int, other: int) -> Side | tuple[()]:
             if other == 1 or not 1 < length <= self.largest:
                 return ()
-            return Side(jnp.zeros((length, length)), jnp.eye(length), jnp.ones(length))
+            basis = jnp.broadcast_to(jnp.eye(length), (count, length, length))
+            return Side(jnp.zeros_like(basis), basis, jnp.ones((count, length)))
 
         state = self.exchange.init(_vector(like))
-        shapes = map(_as_matrix, jax.tree.leaves(like))
-        sides = tuple((side(rows, columns), side(columns, rows)) for rows, columns in shapes)
+        shapes = list(map(_as_matrix, jax.tree.leaves(like)))
+        sides = tuple(
+            (side(len(own), rows, columns), side(len(own), columns, rows))
+            for own in _parts.alike(shapes)
+            for rows, columns in [shapes[own[0]]]
+        )
         steps = jnp.zeros((), jnp.int32)
         return state._replace(shared=EigenbasisState(sides, steps, state.shared))
 
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         sides, steps = state.shared.sides, state.shared.steps
         matrices = [leaf.reshape(_as_matrix(leaf)) for leaf in jax.tree.leaves(x)]
-        turned = _parts.each(_turn, list(zip(matrices, sides, strict=True)))
+        groups = _parts.alike(matrix.shape for matrix in matrices)
+        stacks = [jnp.stack([matrices[i] for i in group]) for group in groups]
+        turned = [jax.vmap(_turn)(row) for row in zip(stacks, sides, strict=True)]
         vector, pieces = _shapes.as_one(turned)
         out = self.exchange.mean(vector, state._replace(shared=state.shared.inner), comm)
         rule, remedy = "have no memory of its own", "use TwoStage or AllGather."
         check(out.error is not None, "Eigenbasis(exchange)", rule, repr(self.exchange), remedy)
         mean, sent = pieces(out.mean), pieces(vector - out.error_or_zeros(vector))
-        back = _parts.each(_turn_back, list(zip(mean, sent, sides, strict=True)))
-        mean, sent = (_parts.rebuild(part, x) for part in zip(*back, strict=True))
-        learned = self._learned([mean for mean, _ in back], sides, steps)
+        back = [jax.vmap(_turn_back)(row) for row in zip(mean, sent, sides, strict=True)]
+        means, sents = zip(*back, strict=True) if back else ((), ())
+        learned = self._learned(means, sides, steps)
         shared = EigenbasisState(learned, _count.next_step(steps), out.state.shared)
+        # The difference after the rotation back, to include rounding errors of the rotation.
+        errors = [stack - sent for stack, sent in zip(stacks, sents, strict=True)]
+
+        def by_leaf(stacks: Sequence[jax.Array]) -> PyTree:
+            leaves = dict[int, jax.Array]()
+            for group, stack in zip(groups, stacks, strict=True):
+                leaves.update(zip(group, _shapes.unstack(stack), strict=True))
+            return _parts.rebuild([leaves[i] for i in range(len(leaves))], x)
+
         return out._replace(
-            mean=mean,
-            # The difference after the rotation back, to include rounding errors of the rotation.
-            error=jax.tree.map(jnp.subtract, x, sent),
+            mean=by_leaf(means),
+            error=by_leaf(errors),
             state=out.state._replace(shared=shared),
         )
 
-    def _learned(self, means: list[jax.Array], sides: PyTree, steps: jax.Array) -> PyTree:
-        def learn(row: tuple[jax.Array, Sides]) -> PyTree:
-            mean, own = row
-            both = zip(own, (mean, mean.T), strict=True)
-            return tuple(side and self._with(side, matrix) for side, matrix in both)
-
-        learned = _parts.each(learn, list(zip(means, sides, strict=True)))
+    def _learned(
+        self, means: Sequence[jax.Array], sides: Sequence[Sides], steps: jax.Array
+    ) -> tuple[Sides, ...]:
+        each = jax.vmap(self._with)
+        learned = tuple(
+            (left and each(left, mean), right and each(right, mean.mT))
+            for mean, (left, right) in zip(means, sides, strict=True)
+        )
         due = (steps % self.every == 0) | (steps < self.every)
+        return lax.cond(due, self._all_renewed, lambda learned: learned, learned)
 
-        def renewed(learned: PyTree) -> PyTree:
-            flat = [side for own in learned for side in own if side]
-            new = iter(_parts.each(self._renewed, flat))
-            return [tuple(side and next(new) for side in own) for own in learned]
-
-        return tuple(lax.cond(due, renewed, lambda learned: learned, learned))
+    def _all_renewed(self, learned: PyTree) -> PyTree:
+        """Renew the sides; those of equal length in one stack, because QR compiles slowly."""
+        is_side = lambda node: isinstance(node, Side)  # noqa: E731
+        flat, structure = jax.tree.flatten(learned, is_leaf=is_side)
+        for group in _parts.alike(side.scale.shape[1] for side in flat):
+            own = [flat[i] for i in group]
+            stack = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *own)
+            new = jax.vmap(self._renewed)(stack)
+            counts = [len(side.scale) for side in own]
+            pieces = zip(*(_shapes.cut(leaf, counts) for leaf in new), strict=True)
+            for i, piece in zip(group, pieces, strict=True):
+                flat[i] = Side(*piece)
+        return jax.tree.unflatten(structure, flat)
 
     def _with(self, side: Side, matrix: jax.Array) -> Side:
         share = (1 - self.decay) * times(matrix, matrix.T)

@@ -89,10 +89,12 @@ class LeaderTopK(Exchange):
         in_turn = self.leader is None
         leads = comm.index == (comm.step.number % comm.workers if in_turn else self.leader)
         spectra = linear.compress(vectors, before, step)
-        z = tuple(p.main for p in spectra.payloads)
+        z = tuple(p.main for p in linear.apart(spectra.payloads))
 
         selected = selectors.compress(z, chosen, step)
-        sides = comm.broadcast([payload.side for payload in selected.payloads], leads)
+        sides = comm.broadcast(
+            [payload.side for payload in selectors.apart(selected.payloads)], leads
+        )
         values = [
             _parts.values_at(selector, part, side, step) if isinstance(selector, Selector) else part
             for selector, part, side in zip(selectors.codecs, z, sides, strict=True)
@@ -107,7 +109,8 @@ class LeaderTopK(Exchange):
 
         def back(values: list[jax.Array]) -> Vectors:
             payloads = tuple(Payload(v, side) for v, side in zip(values, sides, strict=True))
-            return linear.undo_linear(selectors.decompress(payloads, step), step)
+            totals = selectors.decompress_groups(selectors.join(payloads), step)
+            return linear.undo_linear(totals, step)
 
         return Averaged(
             mean=_parts.rebuild([mean + flag for mean in back(means)], x),

@@ -44,14 +44,17 @@ def join(
 
 def random_factors(like: PyTree, rank: int, axis: int) -> list[jax.Array]:
     """Draw a factor float32[shape[axis], rank] for each matrix; equal on all workers."""
-
-    def drawn(length: int, seed: jax.Array) -> jax.Array:
-        return jax.random.normal(jax.random.key(seed), (length, rank), jnp.float32)
-
-    found = enumerate(matrix_shape(leaf, rank) for leaf in jax.tree.leaves(like))
-    lengths = {i: shape[axis] for i, shape in found if shape is not None}
-    seeds = np.array(list(lengths), np.uint32)
-    return _parts.each(drawn, list(seeds), [(length,) for length in lengths.values()])
+    shapes = [matrix_shape(leaf, rank) for leaf in jax.tree.leaves(like)]
+    lengths = {i: shape[axis] for i, shape in enumerate(shapes) if shape is not None}
+    numbers = list(lengths)
+    found = dict[int, jax.Array]()
+    for group in _parts.alike(lengths.values()):
+        own = [numbers[i] for i in group]
+        shape = lengths[own[0]], rank
+        draw = lambda seed, shape=shape: jax.random.normal(jax.random.key(seed), shape)  # noqa: E731
+        factors = jax.vmap(draw)(np.array(own, np.uint32))
+        found.update(zip(own, _shapes.unstack(factors), strict=True))
+    return [found[i] for i in numbers]
 
 
 def orthonormal(factor: jax.Array) -> jax.Array:

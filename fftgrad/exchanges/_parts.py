@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -106,12 +106,16 @@ class DenseByName:
 
 Vectors = tuple[jax.Array, ...]
 Payloads = tuple[Payload, ...]
+"""One payload for each group of parts that have the same codec and size.
+
+A group of several parts stacks the payloads of its parts, so that one program serves all of them.
+"""
 
 
 class CompressedParts(NamedTuple):
     payloads: Payloads
     overflow: jax.Array | int
-    state: tuple[PyTree, ...]
+    state: tuple[PyTree, ...]  # of each part
     sparse: tuple[Sparse | None, ...]  # the decoded payloads that codecs know; None for others
 
 
@@ -124,6 +128,11 @@ class Parts:
     """
 
     pairs: tuple[tuple[Codec, Like], ...]  # the codec of each part, and the shape of its vector
+    groups: tuple[Sequence[int], ...]  # the numbers of the parts in each group
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[Codec, Like]]) -> "Parts":
+        return cls(tuple(pairs), tuple(alike(pairs)))
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
@@ -133,38 +142,52 @@ class Parts:
         return tuple(codec.init(like) for codec, like in self.pairs)
 
     def compress(self, vectors: Vectors, state: tuple[PyTree, ...], step: Step) -> CompressedParts:
-        outs = self._each(_chain.compress, step, (vectors, state))
+        def one(codec: Codec, _: Like, *row: Any) -> Any:
+            return _chain.compress(codec, *row)
+
+        outs = self._each(one, step, self.join(vectors), self.join(state))
         payloads, overflows, states, few = zip(*outs, strict=True) if outs else ((), (), (), ())
-        return CompressedParts(payloads, functools.reduce(_count.add, overflows, 0), states, few)
+        counts = (_count.total(count) if jnp.ndim(count) else count for count in overflows)
+        overflow = functools.reduce(_count.add, counts, 0)
+        return CompressedParts(payloads, overflow, self.apart(states), few)
 
     def decompress(self, payloads: Payloads, step: Step) -> Vectors:
-        return tuple(self._each(_chain.decompress, step, (payloads,), decodes=True))
+        return self.apart(self.decompress_groups(payloads, step))
+
+    def decompress_groups(self, payloads: Payloads, step: Step) -> Vectors:
+        """Return [size] for a group of one part, and [parts, size] for each other group."""
+
+        def one(codec: Codec, like: Like, payload: Payload, own: Step) -> jax.Array:
+            return _chain.decompress(codec, payload, like, own)
+
+        return self._each(one, step, payloads)
 
     def sent(self, out: CompressedParts, step: Step) -> Vectors:
         """Decode a worker's own payloads."""
-        few = [own for own in out.sparse if own is not None]
-        if len(few) < len(self.pairs):
+        if any(few is None for few in out.sparse):
             return self.decompress(out.payloads, step)
-        likes = (like for _, like in self.pairs)
-        return tuple(
-            own.put_into(jnp.zeros(like.shape, like.dtype))
-            for own, like in zip(few, likes, strict=True)
-        )
+
+        def one(_: Codec, like: Like, few: Sparse, *__: Step) -> jax.Array:
+            return few.put_into(jnp.zeros(like.shape, like.dtype))
+
+        return self.apart(self._each(one, step, out.sparse))
 
     def error(self, vectors: Vectors, out: CompressedParts, step: Step) -> Vectors:
         """Subtract a worker's own decoded payloads from `vectors`."""
-        few = [own for own in out.sparse if own is not None]
-        if len(few) == len(self.pairs):
-            return tuple(own.add_to(x, -1.0) for x, own in zip(vectors, few, strict=True))
+
+        def from_few(_: Codec, __: Like, x: jax.Array, few: Sparse, *___: Step) -> jax.Array:
+            return few.add_to(x, -1.0)
+
+        def from_payload(codec: Codec, _: Like, x: Any, payload: Any, own: Step) -> jax.Array:
+            return _sum.add(codec, x, payload, -1.0, own)
+
+        if all(few is not None for few in out.sparse):
+            return self.apart(self._each(from_few, step, self.join(vectors), out.sparse))
         # XLA may fuse a dense decode with a subtraction, which rounds differently. So decode first.
         if any(_sum.slots(*pair) is None for pair in dict.fromkeys(self.pairs)):
             sent = self.decompress(out.payloads, step)
             return tuple(x - own for x, own in zip(vectors, sent, strict=True))
-
-        def one(codec: Codec, vector: jax.Array, payload: Payload, own: Step) -> jax.Array:
-            return _sum.add(codec, vector, payload, -1.0, own)
-
-        return tuple(self._each(one, step, (vectors, out.payloads)))
+        return self.apart(self._each(from_payload, step, self.join(vectors), out.payloads))
 
     def mean(
         self,
@@ -183,18 +206,26 @@ class Parts:
         leaves = jax.tree.leaves(payloads)
         scale = 1.0 / (leaves[0].shape[0] if leaves else 1) if shares is None else shares
         linear, rest = self.split(_chain.split_for_sum)
-        starts = tuple(jnp.broadcast_to(start.astype(c.dtype), c.shape) for _, c in rest.pairs)
         # The summable first stages have no `side`, so the leaves are the same.
         inner = jax.tree.unflatten(jax.tree.structure(rest.payload_spec), leaves)
+        by_part = [
+            jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), stacked) if others else stacked
+            for (_, *others), stacked in zip(rest.groups, inner, strict=True)
+        ]
 
-        def one(codec: Codec, total: jax.Array, stacked: Payload, own: Step) -> jax.Array:
+        def one(codec: Codec, like: Like, stacked: Payload, own: Step) -> jax.Array:
+            total = jnp.broadcast_to(start.astype(like.dtype), like.shape)
             return _sum.add_each(codec, total, stacked, scale, own, shards=shards)
 
-        return linear.undo_linear(tuple(rest._each(one, step, (starts, inner))), step)
+        return linear.undo_linear(rest._each(one, step, by_part), step)
 
     def undo_linear(self, totals: Vectors, step: Step) -> Vectors:
-        """Decode sums of `main` of linear codecs."""
-        return tuple(self._each(_chain.undo_linear, step, (totals,), decodes=True))
+        """Decode sums of `main` of linear codecs, which are stacked by group."""
+
+        def one(codec: Codec, like: Like, total: jax.Array, own: Step) -> jax.Array:
+            return _chain.undo_linear(codec, total, like, own)
+
+        return self.apart(self._each(one, step, totals))
 
     def split(self, how: Callable[[Codec, Like], tuple[Codec, Codec]]) -> tuple["Parts", "Parts"]:
         """Split each codec in two; the second codec compresses `main` of the first."""
@@ -204,7 +235,7 @@ class Parts:
             first, rest = how(codec, like)
             firsts.append((first, like))
             rests.append((rest, _chain.payload_spec(first, like).main))
-        return Parts(tuple(firsts)), Parts(tuple(rests))
+        return Parts(tuple(firsts), self.groups), Parts(tuple(rests), self.groups)
 
     def side_by_side(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Return `jax.vmap(run)` of a function that calls this codec."""
@@ -212,39 +243,63 @@ class Parts:
         return _platform.first(mapped) if any(map(_chain.selects, self.codecs)) else mapped
 
     def shard(self, parts: int) -> "Parts":
-        return Parts(tuple((codec.shard(parts), like) for codec, like in self.pairs))
+        return Parts(tuple((codec.shard(parts), like) for codec, like in self.pairs), self.groups)
 
     @property
     def payload_spec(self) -> Payloads:
-        return tuple(itertools.starmap(_chain.payload_spec, self.pairs))
+        """Shapes and dtypes of the payloads of the groups."""
+        return tuple(
+            _stacked_spec(_chain.payload_spec(*self.pairs[group[0]]), len(group))
+            for group in self.groups
+        )
 
     @property
     def counts_overflow(self) -> bool:
         return any(itertools.starmap(_chain.counts_overflow, self.pairs))
 
+    def join(self, trees: Sequence[PyTree], axis: int = 0) -> tuple[PyTree, ...]:
+        """Stack what belongs to the parts of each group."""
+        return tuple(
+            jax.tree.map(lambda *leaves: jnp.stack(leaves, axis), *(trees[i] for i in group))
+            if len(group) > 1
+            else trees[group[0]]
+            for group in self.groups
+        )
+
+    def apart(self, trees: Sequence[PyTree]) -> tuple[PyTree, ...]:
+        """Invert `join`."""
+        out: list[PyTree] = [None] * len(self.pairs)
+        for group, tree in zip(self.groups, trees, strict=True):
+            rows = _unstacked(tree, len(group)) if len(group) > 1 else [tree]
+            for i, row in zip(group, rows, strict=True):
+                out[i] = row
+        return tuple(out)
+
     def _each(
-        self,
-        verb: Callable[..., Any],
-        step: Step,
-        arrays: tuple[Sequence[PyTree], ...],
-        decodes: bool = False,
-    ) -> list[Any]:
-        """Call `verb(codec, *array, step)` for each part, with the step of the part.
-
-        If the verb `decodes`, it gets the shape of the vector before the step.
-        """
-
-        def one(codec: Codec, *own: Any) -> Any:
-            *static, (number, *row) = own
-            return verb(codec, *row, *static, own_step(step, number))
-
-        numbers = np.arange(len(self.pairs), dtype=np.int32)
-        rows = list(zip(numbers, *arrays, strict=True))
+        self, verb: Callable[..., Any], step: Step, *arrays: Sequence[PyTree]
+    ) -> tuple[Any, ...]:
+        """Call `verb(codec, like, *array, step)` for each group, with the step of the part."""
         # Parts that are compressed one by one may be decompressed in one call. Both must draw the
         # same random numbers.
         together = _random.is_same_under_vmap(step.shared)
-        statics = [pair if decodes else pair[:1] for pair in self.pairs]
-        return each(one, rows, statics, together=together)
+        out: list[Any] = []
+        for group, *own in zip(self.groups, *arrays, strict=True):
+            codec, like = self.pairs[group[0]]
+
+            def one(row: Any, codec: Codec = codec, like: Like = like) -> Any:
+                number, *rest = row
+                return verb(codec, like, *rest, own_step(step, number))
+
+            numbers = np.asarray(group, np.int32)
+            if len(group) == 1:
+                out.append(one((numbers[0], *own)))
+            elif together:
+                out.append(_run_stacked(one, (numbers, *own), _chain.selects(codec)))
+            else:
+                rows = _unstacked(own, len(group))
+                each = [one((number, *row)) for number, row in zip(numbers, rows, strict=True)]
+                out.append(jax.tree.map(lambda *leaves: jnp.stack(leaves), *each))
+        return tuple(out)
 
 
 def own_step(step: Step, number: jax.Array | np.generic) -> Step:
@@ -262,7 +317,7 @@ def codec_of(codec: Codecs, x: PyTree) -> Parts:
             own = own(part.name, part.value)
             check_kind(argument, own, Codec, "return a codec for each part, as Identity().")
         pairs.append((own, spec(jax.eval_shape(jnp.ravel, part.value))))
-    return Parts(tuple(pairs))
+    return Parts.of(pairs)
 
 
 def parts_of(x: PyTree) -> list[Part]:
@@ -308,38 +363,22 @@ SMALL = 1 << 15
 """Largest number of values of a part that a CPU too runs under `vmap`."""
 
 
-def each(
-    verb: Callable[..., Any],
-    rows: Sequence[PyTree],
-    statics: Sequence[tuple[Any, ...]] | None = None,
-    *,
-    together: bool = True,
-) -> list[Any]:
-    """Call the pure function `verb(*static, row)` for each part.
-
-    With `together`, parts with equal statics and shapes share one call.
-    """
-    out, statics = [None] * len(rows), statics or [()] * len(rows)
-    groups = _groups(statics, rows) if together else [[i] for i in range(len(rows))]
-    for numbers in groups:
-        run = functools.partial(verb, *statics[numbers[0]])
-        if len(numbers) == 1:
-            out[numbers[0]] = run(rows[numbers[0]])
-            continue
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(rows[i] for i in numbers))
-        codecs = (static for static in statics[numbers[0]] if isinstance(static, Codec))
-        results = _run_stacked(run, stacked, selects=any(map(_chain.selects, codecs)))
-        pieces = jax.tree.map(_shapes.unstack, results)
-        for place, i in enumerate(numbers):
-            out[i] = jax.tree.map(lambda _, own, place=place: own[place], results, pieces)
-    return out
+def _unstacked(tree: PyTree, count: int) -> list[PyTree]:
+    leaves, structure = jax.tree.flatten(tree)
+    rows = [_shapes.unstack(leaf) for leaf in leaves]
+    return [jax.tree.unflatten(structure, [row[i] for row in rows]) for i in range(count)]
 
 
-def _groups(statics: Sequence[Hashable], rows: Sequence[PyTree]) -> list[list[int]]:
+def _stacked_spec(tree: PyTree, count: int) -> PyTree:
+    rows = (count,) if count > 1 else ()
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(rows + a.shape, a.dtype), tree)
+
+
+def alike(keys: Iterable[Hashable]) -> list[list[int]]:
+    """Group the numbers of equal keys, in the order of their first numbers."""
     groups: dict[Hashable, list[int]] = {}
-    for i, (static, row) in enumerate(zip(statics, rows, strict=True)):
-        leaves, structure = jax.tree.flatten(row)
-        groups.setdefault((static, structure, *map(jax.typeof, leaves)), []).append(i)
+    for i, key in enumerate(keys):
+        groups.setdefault(key, []).append(i)
     return list(groups.values())
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
@@ -241,10 +241,8 @@ class Programs:
                 found = [_bytes.from_bytes(blob, codec, like) for blob, (codec, like) in pairs]
             except ValueError as error:
                 raise DamagedError(str(error)) from None
-        flat: list[Payload] = jax.device_get(found)
-        spec = [codec.payload_spec for codec in self._buckets]
-        structure = jax.tree.structure(spec, is_leaf=lambda x: isinstance(x, Payload))
-        return jax.tree.unflatten(structure, flat)
+        flat: Iterator[Payload] = iter(jax.device_get(found))
+        return [tuple(next(flat) for _ in codec.pairs) for codec in self._buckets]
 
 
 def _step(number: Any, own: Any = 0) -> Step:
@@ -265,7 +263,7 @@ def _compress(
     for i, (bucket, state, codec) in enumerate(every):
         step = _step(number, own).fold(i)
         out = codec.compress(_parts.vectors(bucket), state, step)
-        payloads.append(out.payloads)
+        payloads.append(codec.apart(out.payloads))
         sent.append(_parts.rebuild(codec.decompress(out.payloads, step), bucket))
         after.append(out.state)
     joined = join(sent)
@@ -279,7 +277,7 @@ def _decode(programs: Programs, payloads: Any, number: Any) -> Any:
     return [
         vector
         for i, (codec, own) in enumerate(every)
-        for vector in codec.decompress(own, _step(number).fold(i))
+        for vector in codec.decompress(codec.join(own), _step(number).fold(i))
     ]
 
 
@@ -290,7 +288,8 @@ def _advance(programs: Programs, state: Any, sent: Any, shares: Any, number: Any
     means: list[Any] = []
     every = zip(buckets, sent, programs._buckets, strict=True)
     for i, (bucket, payloads, codec) in enumerate(every):
-        vectors = _mean(programs.exchange, codec, payloads, shares, _step(number).fold(i))
+        stacked = codec.join(payloads, axis=1)
+        vectors = _mean(programs.exchange, codec, stacked, shares, _step(number).fold(i))
         means.append(_parts.rebuild(vectors, bucket))
     updates, after = programs.outer(programs.rate).update(join(means), before, anchor)
     return optax.apply_updates(anchor, updates), after
@@ -299,5 +298,5 @@ def _advance(programs: Programs, state: Any, sent: Any, shares: Any, number: Any
 def _mean(exchange: AllGather, codec: Parts, payloads: Any, shares: jax.Array, step: Step) -> Any:
     """Average the decoded payloads with weights `shares`; clip them if the exchange says so."""
     if exchange.clip_to_median:
-        return clipped_mean(lambda p: codec.decompress(p, step), payloads, shares)
+        return clipped_mean(codec, payloads, shares, step)
     return codec.mean(payloads, jnp.zeros((), jnp.float32), step, shares)

@@ -22,7 +22,10 @@ def all_finite(tree: object) -> jax.Array:
         jnp.isfinite(poison(jnp.stack(leaves) if len(leaves) > 1 else leaves[0]))
         for leaves in alike.values()
     ]
-    return jnp.all(jnp.stack(flags)) if flags else jnp.ones((), bool)
+    if not flags:
+        return jnp.ones((), bool)
+    # Without the barrier, XLA turns this into one `and` per flag, which each reader repeats.
+    return jnp.all(lax.optimization_barrier(jnp.stack(flags)))
 
 
 def poison(x: jax.Array) -> jax.Array:

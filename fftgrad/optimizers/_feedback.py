@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -18,6 +19,7 @@ from fftgrad.codecs._budget import Budget
 from fftgrad.exchanges import AllGather, Hierarchical, Recipe
 from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.memories import ErrorFeedback, NoMemory
+from fftgrad.ops import _shapes
 from fftgrad.training._gradients import widened
 from fftgrad.training._pmean import CompressedPmeanState, NonFinite, compressed_pmean
 
@@ -294,7 +296,7 @@ def feedback_muon(
     rms = 0.2
     slow = optax.contrib.muon(
         -1.0,
-        ns_steps=5 if share_axis is None else 0,  # with `share_axis`, `orthogonal` iterates instead
+        ns_steps=0,  # scales to a norm of about 1; `orthogonal` iterates, on stacks
         beta=beta,
         eps=eps,
         nesterov=False,
@@ -313,8 +315,7 @@ def feedback_muon(
         refuse_pieces(updates, axis_name)
         # Muon reads parameters only for its weight decay, which is zero here.
         slowed, averages = slow.update(updates, state[0], updates)
-        if share_axis is not None:
-            slowed = orthogonal(slowed, muon_weight_dimension_numbers, rms, share_axis)
+        slowed = orthogonal(slowed, muon_weight_dimension_numbers, rms, share_axis)
         normal, squares = quick.update(updates, state[1])
         led = jax.tree.map(lambda s, n: s + lead * n, slowed, normal)
         return led, (averages, squares)
@@ -327,46 +328,61 @@ def feedback_muon(
     )
 
 
-# With beta=0, optax's Muon runs only its Newton-Schulz iteration.
-ITERATION = optax.contrib.scale_by_muon(
-    beta=0.0, nesterov=False, weight_dimension_numbers=MuonDimensionNumbers(1, 2)
-)
+def orthogonal(updates: PyTree, numbers: Any, rms: float, share_axis: AxisName | None) -> PyTree:
+    """Orthogonalize the matrices of a tree, which optax's Muon has scaled.
 
-
-def orthogonal(updates: PyTree, numbers: Any, rms: float, axis_name: AxisName) -> PyTree:
-    """Orthogonalize the matrices of a tree. The workers share the work and all-gather bfloat16.
-
-    Matrices of equal shape, up to transposition, form a stack. Each worker orthogonalizes an equal
-    part of each stack. With fewer matrices than workers, some workers process only padding.
-    `numbers` and `rms` are optax's `muon_weight_dimension_numbers` and `consistent_rms`.
+    Matrices of equal shape, up to transposition, form a stack, which needs one program and few
+    kernels. `numbers` and `rms` are optax's `muon_weight_dimension_numbers` and `consistent_rms`.
     """
     leaves, structure = jax.tree.flatten(updates)
-    workers, stacks = _axes.size(axis_name, "feedback_muon"), {}
+    stacks: dict[tuple[int, int], list[tuple[int, _Flat]]] = {}
     for place, own in enumerate(_of_leaves(numbers, updates)):
         if own is not None:
             flat = _Flat(leaves[place], own)
             stacks.setdefault(flat.short_long, []).append((place, flat))
-    shares = []
-    for members in stacks.values():
-        stack = jnp.concatenate([flat.matrices for _, flat in members])
+    scales = [rms * long**0.5 for _, long in stacks]
+    wide = [
+        jnp.concatenate([flat.matrices for _, flat in own]) / scale
+        for own, scale in zip(stacks.values(), scales, strict=True)
+    ]
+    made = map(iterated, wide) if share_axis is None else _shared(wide, share_axis)
+    for members, stack, scale in zip(stacks.values(), made, scales, strict=True):
+        pieces = _shapes.cut(stack, [len(flat.matrices) for _, flat in members])
+        for (place, flat), own in zip(members, pieces, strict=True):
+            leaves[place] = flat.back(own.astype(flat.like.dtype) * scale)
+    return jax.tree.unflatten(structure, leaves)
+
+
+def iterated(x: jax.Array) -> jax.Array:
+    """Run the five Newton-Schulz iterations of optax's Muon on a stack of wide matrices."""
+    a, b, c = 3.4445, -4.775, 2.0315
+    for _ in range(5):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    return x
+
+
+def _shared(stacks: Sequence[jax.Array], axis_name: AxisName) -> Iterator[jax.Array]:
+    """Orthogonalize an equal part of each stack on each worker, and all-gather bfloat16.
+
+    With fewer matrices than workers, some workers process only padding.
+    """
+    workers, shares = _axes.size(axis_name, "feedback_muon"), list[jax.Array]()
+    if not stacks:
+        return
+    for stack in stacks:
         count = -(-len(stack) // workers)
-        stack = jnp.pad(stack, ((0, count * workers - len(stack)), (0, 0), (0, 0)))
-        mine = lax.dynamic_slice_in_dim(stack, _axes.index(axis_name) * count, count)
-        made: Any = ITERATION.update(mine, ITERATION.init(mine))[0]
-        shares.append(made.astype(jnp.bfloat16))
-    if not shares:
-        return updates
+        padded = jnp.pad(stack, ((0, count * workers - len(stack)), (0, 0), (0, 0)))
+        mine = lax.dynamic_slice_in_dim(padded, _axes.index(axis_name) * count, count)
+        shares.append(iterated(mine).astype(jnp.bfloat16))
     # Send bits, because XLA widens collectives of bfloat16 on some backends.
     sent = jnp.concatenate([share.ravel() for share in shares])
     rows = _axes.all_gather(lax.bitcast_convert_type(sent, jnp.uint16), axis_name)
     rows, start = lax.bitcast_convert_type(rows, jnp.bfloat16), 0
-    for members, share in zip(stacks.values(), shares, strict=True):
+    for stack, share in zip(stacks, shares, strict=True):
         own = rows[:, start : start + share.size].reshape(-1, *share.shape[1:])
         start += share.size
-        for place, flat in members:
-            count = len(flat.matrices)
-            leaves[place], own = flat.back(own[:count], rms), own[count:]
-    return jax.tree.unflatten(structure, leaves)
+        yield own[: len(stack)]
 
 
 class _Flat:
@@ -386,10 +402,9 @@ class _Flat:
         self.short_long = (size(rows), size(columns))
         self.matrices = leaf.transpose(self.order).reshape(-1, *self.short_long)
 
-    def back(self, matrices: jax.Array, rms: float) -> jax.Array:
-        """Scale orthogonal matrices to an RMS of `rms`, and restore the leaf's shape and dtype."""
-        scaled = matrices.astype(self.like.dtype) * (rms * self.short_long[1] ** 0.5)
-        moved = scaled.reshape([self.like.shape[a] for a in self.order])
+    def back(self, matrices: jax.Array) -> jax.Array:
+        """Restore the leaf's shape."""
+        moved = matrices.reshape([self.like.shape[a] for a in self.order])
         return moved.transpose(sorted(range(self.like.ndim), key=self.order.__getitem__))
 
 

@@ -102,7 +102,7 @@ def decompress_mean(
     workers = leaves[0].shape[:1] if leaves and leaves[0].ndim else (1,)
     check_payload("decompress_mean(payloads)", codec, payloads, vector, max(workers, (1,)))
     start = _axes.vary_like(jnp.zeros(()), leaves[0])
-    (mean,) = Parts(((codec, vector),)).mean((payloads,), start, step)
+    (mean,) = Parts.of([(codec, vector)]).mean((payloads,), start, step)
     return mean.reshape(like.shape).astype(like.dtype)
 
 

@@ -28,8 +28,8 @@ ALIKE = {
 }
 
 
-def apart(_, rows):
-    return [[i] for i in range(len(rows))]
+def apart(keys):
+    return [[i] for i, _ in enumerate(keys)]
 
 
 def two_steps(exchange):
@@ -54,7 +54,7 @@ def two_steps(exchange):
 )
 def test_each_part_gets_what_it_gets_on_its_own(name, monkeypatch):
     together = two_steps(EXCHANGES[name])
-    monkeypatch.setattr(_parts, "_groups", apart)
+    monkeypatch.setattr(_parts, "alike", apart)
     own = two_steps(EXCHANGES[name])
     # Products of matrices may be summed in another order for several than for one.
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
@@ -82,8 +82,7 @@ def test_many_alike_are_one_program():
         return len(re.findall(r"stablehlo\.(?!constant)", text))  # of which no kernel comes
 
     few, many = operations(_shapes.FEW), operations(_shapes.FEW + 18)
-    assert many - few < 18 * 40
-    assert many < 2.5 * few
+    assert many - few < 18 * 8
 
 
 @pytest.mark.usefixtures("platform")
@@ -112,19 +111,3 @@ def test_what_is_drawn_to_encode_is_drawn_to_decode(impl):
     for name, mean in jax.tree.map(np.asarray, means).items():
         assert np.count_nonzero(mean) == 500
         np.testing.assert_array_equal(mean[mean != 0], x[name][mean != 0])
-
-
-def test_each_part_decodes_by_what_it_drew():
-    codec = fg.chain(fg.TopK(k=20), fg.Hadamard(), fg.Cast("bfloat16"))  # not summable, and drawn
-    x = tuple(values((1, 90), seed) for seed in range(3))
-
-    def mean_and_sent(*x):
-        out = once(fg.AllGather(codec), x)
-        return out.mean, jax.tree.map(jnp.subtract, x, out.error)
-
-    means, sents = everywhere("vmap", mean_and_sent, 1)(*x)
-    for mean, sent, own in zip(means, sents, x, strict=True):
-        np.testing.assert_allclose(mean, sent, atol=1e-6)
-        largest = np.sort(np.abs(own))[0, -20]
-        wanted = np.where(abs(own) >= largest, own, 0)
-        np.testing.assert_allclose(mean, wanted, rtol=0.05, atol=0.1)

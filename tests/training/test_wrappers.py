@@ -183,7 +183,9 @@ def test_an_accumulated_mean_loses_nothing_to_a_narrow_dtype(dtype):
 
 def test_multi_steps_is_refused_or_exchanges_in_every_step():
     tx = optax.MultiSteps(in_chain(), 2)
-    with pytest.raises((TypeError, ValueError), match=r"fg\.multi_steps in place of optax"):
+    with pytest.raises(
+        (TypeError, ValueError), match=r"fg\.training\.multi_steps in place of optax"
+    ):
         run(tx, GRADS[:1])
     updates, found = run(tx, GRADS[:2], check_vma=False)
     assert {c.branch for c in found} == {()}  # in every step, whatever becomes of it
