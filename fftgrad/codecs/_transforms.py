@@ -246,20 +246,17 @@ class Hadamard(Transform):
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         check_real("Hadamard", x)
-        rows = _shapes.rows(x, fit(self.block, x.size))
-        if self.signs:
-            rows = self._flip(rows, step)
+        rows = self._flip(_shapes.rows(x, fit(self.block, x.size)), step)
         return Compressed(Payload(by_chunks(_hadamard, rows).ravel()))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         (n,) = like.shape
         rows = payload.main.reshape(-1, fit(self.block, n))
-        rows = by_chunks(_hadamard, rows)
-        if self.signs:
-            rows = self._flip(rows, step)
-        return rows.ravel()[:n]
+        return self._flip(by_chunks(_hadamard, rows), step).ravel()[:n]
 
     def _flip(self, rows: jax.Array, step: Step) -> jax.Array:
+        if not self.signs:
+            return rows
         remedy = " to compress and decompress, or use signs=False"
         bits = _random.drawn_bits(self, step.shared, rows.size, remedy).reshape(rows.shape)
         return jnp.where(bits >> 31 == 1, -rows, rows)

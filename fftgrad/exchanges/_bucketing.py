@@ -106,18 +106,6 @@ def bucket_likes(tree: PyTree, bucketing: Bucketing) -> list[Bucket]:
     return jax.eval_shape(lambda tree: to_buckets(tree, bucketing)[0], like(tree))
 
 
-def wire_bytes(exchange: Exchange, tree: PyTree, bucketing: Bucketing) -> int:
-    """Return the bytes that one worker passes to the collectives for a tree of this shape."""
-    buckets = bucket_likes(tree, bucketing.for_exchange(exchange))
-    return sum(map(exchange.wire_bytes, buckets))
-
-
-def link_bytes(exchange: Exchange, tree: PyTree, workers: int, bucketing: Bucketing) -> float:
-    """Return the bytes that each of `workers` workers in a ring sends over its link."""
-    buckets = bucket_likes(tree, bucketing.for_exchange(exchange))
-    return sum(exchange.link_bytes(bucket, workers) for bucket in buckets)
-
-
 def to_buckets(tree: PyTree, bucketing: Bucketing) -> tuple[list[Bucket], Join]:
     """Cut a tree into float32 parts in buckets of limited size; also return the inverse."""
     buckets: list[list[Part]] = []

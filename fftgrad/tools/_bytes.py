@@ -14,7 +14,7 @@ from fftgrad._values import check_count, check_kind, check_type
 from fftgrad.codecs._chain import payload_spec
 from fftgrad.exchanges import _bucketing
 from fftgrad.exchanges._all_gather import AllGather
-from fftgrad.exchanges._bucketing import Bucketing
+from fftgrad.exchanges._bucketing import Bucket, Bucketing
 from fftgrad.exchanges._recipe import Recipe, recipe_of
 from fftgrad.ops import _wire
 from fftgrad.tools._compress import as_vector, check_payload
@@ -52,8 +52,8 @@ def wire_bytes(
       >>> fg.wire_bytes(fg.chain(fg.TopK(fraction=0.01), fg.LogQuantizer(bits=6)), x)
       18216
     """
-    recipe = _recipe("wire_bytes", part, like, bucketing)
-    return _bucketing.wire_bytes(recipe.exchange, like, recipe.bucketing)
+    exchange, buckets = _buckets("wire_bytes", part, like, bucketing)
+    return sum(map(exchange.wire_bytes, buckets))
 
 
 def link_bytes(
@@ -79,14 +79,14 @@ def link_bytes(
       [6000000.0, 375024.0]
     """
     check_count("link_bytes(workers)", workers, "count all.")
-    recipe = _recipe("link_bytes", part, like, bucketing)
-    return _bucketing.link_bytes(recipe.exchange, like, workers, recipe.bucketing)
+    exchange, buckets = _buckets("link_bytes", part, like, bucketing)
+    return sum(exchange.link_bytes(bucket, workers) for bucket in buckets)
 
 
-def _recipe(
+def _buckets(
     owner: str, part: Codec | Exchange | Recipe, like: PyTree, bucketing: Bucketing | None
-) -> Recipe:
-    """Return `part` as a recipe; wrap a codec in `AllGather`."""
+) -> tuple[Exchange, list[Bucket]]:
+    """Return the exchange, which is `AllGather` for a codec, and the shapes of its buckets."""
     swapped, remedy = isinstance(like, Codec | Exchange | Recipe), f"call {owner}(part, like)."
     check_type(not swapped, f"{owner}(like)", "be a gradient", like, remedy)
     exchange = AllGather(part) if isinstance(part, Codec) else part
@@ -94,7 +94,9 @@ def _recipe(
         remedy = "pass a codec, an exchange or a method, such as PowerSgd(4)."
         check_kind(f"{owner}(part)", exchange, Exchange, remedy)
     _bucketing.check_tree(owner, "like", like)
-    return recipe_of(owner, exchange, bucketing=bucketing)
+    recipe = recipe_of(owner, exchange, bucketing=bucketing)
+    layout = recipe.bucketing.for_exchange(recipe.exchange)
+    return recipe.exchange, _bucketing.bucket_likes(like, layout)
 
 
 def to_bytes(payload: Payload, codec: Codec, like: Like) -> bytes:
