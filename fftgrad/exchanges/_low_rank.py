@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -150,15 +150,15 @@ class PowerSgd(_LowRank):
         return Averaged(means, jax.tree.map(jnp.subtract, x, sent), State(shared=kept))
 
 
-_T = TypeVar("_T")
+Factors: TypeAlias = list[jax.Array]
 
 
 class AcpSgdState(NamedTuple):
     """State of `AcpSgd`: both factors of each matrix, equal on all workers."""
 
     turn: jax.Array  # int32: 0 if the next step sends `first`, 1 if it sends `second`
-    first: list[jax.Array]  # left factors; right factors of flipped matrices
-    second: list[jax.Array]
+    first: Factors  # left factors; right factors of flipped matrices
+    second: Factors
 
 
 @value
@@ -221,11 +221,11 @@ class AcpSgd(_LowRank):
         turned = [m.T if flip else m for m, flip in zip(matrices, flips, strict=True)]
         room = max(_size(before.first), _size(before.second))
 
-        def send_first() -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
+        def send_first() -> tuple[jax.Array, Factors, Factors]:
             bases = list(map(orthonormal, before.second))
             return _in_room(map(times, turned, bases), room), before.first, bases
 
-        def send_second() -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
+        def send_second() -> tuple[jax.Array, Factors, Factors]:
             bases = list(map(orthonormal, before.first))
             return _in_room(map(times, [m.T for m in turned], bases), room), bases, before.second
 
@@ -261,7 +261,7 @@ def _flips(matrices: Sequence[Like]) -> list[bool]:
     return flips
 
 
-def _flipped(flips: Sequence[bool], a: Sequence[_T], b: Sequence[_T]) -> tuple[list[_T], list[_T]]:
+def _flipped(flips: Sequence[bool], a: Factors, b: Factors) -> tuple[Factors, Factors]:
     """Swap the two factors of flipped matrices."""
     pairs = [(y, x) if flip else (x, y) for flip, x, y in zip(flips, a, b, strict=True)]
     return [x for x, _ in pairs], [y for _, y in pairs]

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,10 +57,7 @@ class Several(Exchange):
         return lax.switch(index, branches, x, states)
 
 
-_Size = TypeVar("_Size", int, float)
-
-
-def common(asked: str, owner: Exchange, sizes: Sequence[_Size]) -> _Size:
+def common(asked: str, owner: Exchange, sizes: Sequence[Any]) -> Any:
     found, remedy = sorted(set(sizes)), "ask for those of exchange.at(step)."
     argument = f"{asked}({type(owner).__name__})"
     check(len(found) == 1, argument, "be equal in all steps", found, remedy)
