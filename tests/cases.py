@@ -247,8 +247,8 @@ HIERARCHIES: dict[str, fg.Hierarchical] = {
 
 RECIPES: dict[str, fg.Recipe] = {
     "fft_sparsification": fg.methods.fft_sparsification(),
-    "fft_sparsification blocked": fg.methods.fft_sparsification(
-        theta=0.9, bits=8, block=64, memory=fg.ErrorFeedback()
+    "fft_sparsification blocked": dataclasses.replace(
+        fg.methods.fft_sparsification(theta=0.9, bits=8, block=64), memory=fg.ErrorFeedback()
     ),
     "fft_sparsification diminishing": fg.methods.fft_sparsification(
         theta_schedule={0: 0.9, 1: 0.5, 3: 0.0}

@@ -11,9 +11,8 @@ import optax
 from jax import lax
 
 from fftgrad import _axes, codecs, exchanges
-from fftgrad._contracts import AxisName, Exchange, Memory
+from fftgrad._contracts import AxisName, Exchange
 from fftgrad._values import check, check_type, check_within
-from fftgrad.memories import NoMemory
 from fftgrad.training._gradients import weighted
 from fftgrad.training._pmean import CompressedPmeanState
 
@@ -24,8 +23,6 @@ def fft_sparsification(
     block: int | None = None,
     theta_schedule: Mapping[int, float] | None = None,
     recover: Sequence[float] = (),
-    *,
-    memory: Memory = NoMemory(),
 ) -> exchanges.Recipe:
     """Method: send the largest frequencies of the gradient, in few bits each.
 
@@ -47,7 +44,10 @@ def fft_sparsification(
         example {0: 0.9, 20_000: 0.0}. Theta 0 is a dense all-reduce. See `diminishing_theta`.
       recover: lower thetas for training that fails, to use in this order: for example (0.5, 0.0).
         `recover_by_loss` moves to the next one, or call `fg.exchanges.next_level` yourself.
-      memory: the memory of unsent values, such as `ErrorFeedback()`. The paper has none.
+
+    Returns:
+      A `Recipe` without memory, as in the paper. Pass one, such as `ErrorFeedback()`, to
+      `compressed_pmean`.
 
     Wire: for n parameters, k = (1 - θ) n/2 complex coefficients of 2N bits each, and about
       2 + log2(1/(1 - θ)) bits per position: 1.85 bits per parameter at θ = 0.85, N = 10.
@@ -84,7 +84,7 @@ def fft_sparsification(
         chosen = exchanges.Scheduled({step: exchange(value) for step, value in thetas.items()})
     else:
         chosen = exchange(theta)
-    return exchanges.Recipe(chosen, memory)
+    return exchanges.Recipe(chosen)
 
 
 def diminishing_theta(
