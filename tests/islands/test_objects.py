@@ -13,9 +13,8 @@ from simulation import PARAMS, SETTINGS
 
 import fftgrad as fg
 from fftgrad.islands import _objects, _round
-from fftgrad.islands._keys import Who
 from fftgrad.islands._model import Model, Programs
-from fftgrad.islands._objects import Contribution, DamagedError, Entry, Manifest, Refusal
+from fftgrad.islands._objects import Contribution, DamagedError, Entry, Manifest, Refusal, Who
 from fftgrad.islands._round import read_anchor
 
 SHAPES = (("b", (3,)), ("w", (4, 4)))
