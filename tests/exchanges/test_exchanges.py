@@ -147,7 +147,7 @@ COLLECTIVES = {
     "two stages": ["all-gather", "all-to-all"],
     "shared support": ["all-reduce"] * 2,
     "integer sum": ["all-reduce"] * 2,
-    "votes, summed": ["all-reduce"],
+    "votes, noisy": ["all-gather"],
     "low rank": ["all-reduce"] * 2,
     "low rank in turns": ["all-reduce"],
 }
@@ -174,23 +174,6 @@ def test_a_mean_is_the_same_with_and_without_a_loop(name, monkeypatch):
     assert looped != unrolled  # some versions of jax print a loop of all payloads once for each
     one, other = (low.compile()(x)[0] for low in lowered)
     np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["blocked", "levels", "top-k 6 bits", "random levels", "adacomp"])
-def test_payloads_that_travel_otherwise_have_the_same_mean(name):
-    codec, x, step = CODECS[name], rows(4), fg.Step.of(0)
-    step = step._replace(local=step.shared)
-
-    def gathered(x):
-        return once(fg.AllGather(codec), x, step).mean
-
-    @jax.jit
-    def both(x):
-        payloads = jax.vmap(lambda row: fg.compress(codec, row, step=step))(x)
-        mean = fg.tools.decompress_mean(codec, payloads, x[0], step=step)
-        return mean, jax.vmap(gathered, axis_name=AXIS)(x)[0]
-
-    np.testing.assert_allclose(*both(x), rtol=1e-5, atol=1e-6)
 
 
 def test_blocked_mean_is_the_numpy_oracle():
@@ -368,18 +351,3 @@ def test_equal_rules_are_made_for_the_same_parts():
     schedule = fg.Scheduled({0: fg.AllGather(rule()), 10: fg.exchanges.LeaderTopK(rule())})
     assert schedule.scope == rule().scope
     assert hash(schedule.scope) == hash(rule().scope)
-
-
-def test_payloads_from_elsewhere_may_be_of_numpy_and_vary():
-    codec, x = fg.TopK(k=3), rows(4)
-    payloads = jax.device_get(jax.jit(jax.vmap(lambda row: fg.compress(codec, row)))(x))
-    by_numpy = jax.jit(lambda: fg.tools.decompress_mean(codec, payloads, x[0]))()
-    sharded = jax.shard_map(
-        lambda p: fg.tools.decompress_mean(codec, p, x[0])[None],
-        mesh=jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,)),
-        in_specs=P("data"),
-        out_specs=P("data"),
-    )
-    np.testing.assert_array_equal(jax.jit(sharded)(payloads)[0], by_numpy)
-    with pytest.raises(ValueError, match="stacked for 1 workers"):
-        fg.tools.decompress_mean(codec, jax.tree.map(lambda a: a[:0], payloads), x[0])
