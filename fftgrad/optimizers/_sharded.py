@@ -24,7 +24,6 @@ from fftgrad.exchanges._shards import Reset, add_worker_axis, drop_worker_axis
 from fftgrad.memories import NoMemory
 from fftgrad.ops import _count, _finite, _rounding
 from fftgrad.ops._random import as_key, check_key
-from fftgrad.optimizers._diloco import mean_loss
 from fftgrad.training import _pmean
 from fftgrad.training._gradients import (
     check_local,
@@ -171,7 +170,8 @@ def sharded(
         ahead = drop_worker_axis(state.ahead).reset_rows
         master = tuple(map(operator.add, mine, ahead))
         if value is not None:  # the mean, because `inner` needs an equal value on all workers
-            extra["value"] = mean_loss(value, weight, axis_name)
+            own_loss = _axes.vary(jnp.asarray(value, jnp.float32), axis_name)
+            extra["value"] = lax.pmean(weighted(own_loss, weight, axis_name), axis_name)
         inside = tuple(_whole(vectors, like, _as_leaf) for vectors in (got.vectors, master))
         moves, after = run(inside[0], drop_worker_axis(state.inner).reset_rows, inside[1], **extra)
         flat = [move.ravel() for move in _some(moves)]

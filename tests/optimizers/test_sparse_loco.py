@@ -1,7 +1,5 @@
 """SparseLoCo: local steps, two bits of the largest of each tile, lengths clipped at the median."""
 
-import inspect
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -122,20 +120,6 @@ def test_it_is_the_paper(k, block, mode):
             assert alike.mean() >= 0.998, (name, alike.mean())
         np.testing.assert_allclose(params[name][2].ravel(), found, atol=1e-6)
         assert params[name].shape == (WORKERS, *shape)
-
-
-@pytest.mark.full
-def test_what_else_it_takes_is_local_steps_own():
-    """A delay, a blend, and meetings 30 steps apart."""
-    more = {"overlap_steps": 1, "mixing": 0.5, "allow_masked": True, "axis_name": AXIS}
-    mine = fg.optimizers.sparse_loco(optax.sgd(RATE), sync_every=EVERY, **more)
-    parts = (fg.AllGather(RULE, clip_to_median=True), fg.ErrorFeedback(0.95))
-    theirs = fg.optimizers.diloco(optax.sgd(RATE), optax.sgd(0.4), EVERY, *parts, **more)
-    grads = gradients(2 * EVERY)
-    (found, _), (expected, _) = (run(tx, grads, ZEROS) for tx in (mine, theirs))
-    for name in SHAPES:
-        np.testing.assert_array_equal(found[name], expected[name])
-    assert inspect.signature(fg.optimizers.sparse_loco).parameters["sync_every"].default == 30
 
 
 TRANSFORMER = {
