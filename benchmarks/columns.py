@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from _record import POINTS
-from held_out import HELD_OUT, tuned
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from methods import AXIS, METHODS, Method, Setting, Transformation, gradients_of, watched
@@ -36,17 +35,6 @@ class Curve(Column):
     def record(self, end: Point, batch: Batch) -> dict[str, Any]:
         """The curve."""
         return {"assessed": self.losses}
-
-
-class FineTuned(Column):
-    """The held-out loss after a dense fine-tuning, on 100 kB of NumPy's source."""
-
-    def record(self, end: Point, batch: Batch) -> dict[str, Any]:
-        """Of what all workers have in common."""
-        smoke = self.program.setting.steps < 100
-        task, params = HELD_OUT["fine-tuning"](smoke), self.program.common(end)
-        after = tuned(task, params, 2 if smoke else 300, 16)
-        return {"before": task.assess(params)["loss"], "after": task.assess(after)["loss"]}
 
 
 class Bytes(Column):

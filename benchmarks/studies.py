@@ -11,12 +11,11 @@ from typing import Any, Literal, NamedTuple
 
 import optax
 import tables
-from columns import CHUNK, DGC, EVERY, Bytes, Curve, Endures, FineTuned, Overlap, errors
+from columns import CHUNK, DGC, EVERY, Bytes, Curve, Endures, Overlap, errors
 from jax.sharding import Mesh
 from matplotlib.figure import Figure
 from methods import (
     AXIS,
-    BY_NAME,
     DECAYED,
     DENSE,
     ENDS,
@@ -264,20 +263,6 @@ STUDIES: dict[str, Study] = {
         column=Curve,
         figures=(tables.seconds_to_end, tables.hero),
         smoke=("dense, Adam", "two stages 25x, Muon, lead 0.3"),
-    ),
-    # Whether a model trained at fewer bytes is worse to begin from, at the same loss. Dense runs of
-    # several lengths tell how the loss after fine-tuning follows from the loss before.
-    "downstream": Study(
-        "convergence",
-        "downstream",
-        [BY_NAME[name] for name in (*DENSE, "100x, Muon, lead 0.5", "4 local steps of Adam, 25x")],
-        tables.downstream,
-        tasks=("pretraining",),
-        steps=1000,
-        seeds=1,
-        devices=False,
-        column=FineTuned,
-        smoke=(DENSE[0], "4 local steps of Adam, 25x"),
     ),
     # The FFT paper: a theta that goes to zero where the learning rate falls trains as dense does.
     # ScaleCom: the residuals of the workers are alike, so what one finds large is large for all.

@@ -236,20 +236,6 @@ def _products(found: dict[str, Any]) -> str:
 # Others
 
 
-def downstream(results: Results) -> str:
-    """Losses of the task, and of the other text before and after fine-tuning."""
-    runs = sorted(results["runs"], key=lambda run: run["loss"])
-    line = [(run["loss"], run["after"]) for run in runs if run["method"] == DENSE[0]]
-    rows: list[list[str]] = []
-    for run in runs:
-        losses = [f"{run[key]:.3f}" for key in ("loss", "before", "after")]
-        between = line and line[0][0] <= run["loss"] <= line[-1][0]
-        expected = f"{np.interp(run['loss'], *np.transpose(line)):.3f}" if between else ""
-        rows.append([run["method"], str(run["steps"]), *losses, expected])
-    titles = ["method", "steps", "loss", "of the other text", "after fine-tuning"]
-    return markdown([*titles, "dense after as low a loss"], rows)
-
-
 def often(steps: int) -> dict[int, str]:
     """How often residuals are lost, by the steps between two losses."""
     return {0: "never", steps // 2: "once", 50: "every 50", 10: "every 10"}

@@ -1,4 +1,4 @@
-"""Objects of a store: their keys, and their bytes with checksums.
+"""Keys and bytes of the objects in a store.
 
     run.json                                the model and the settings
     islands/NAME/000001                     the first start (incarnation) under a name

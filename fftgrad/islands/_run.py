@@ -4,7 +4,7 @@ from fftgrad._values import check, check_count, check_kind, check_within, value
 from fftgrad.exchanges import AllGather
 from fftgrad.islands import _objects
 from fftgrad.islands._model import Model
-from fftgrad.islands._objects import DamagedError, Who
+from fftgrad.islands._objects import RUN, DamagedError, Who
 from fftgrad.islands._store import Create, List, Read, Steps, StoreError, settle
 from fftgrad.optimizers._diloco import SPARSE
 
@@ -59,17 +59,16 @@ def enter_run(model: Model, settings: Settings, own: str) -> Steps[bytes]:
     mine = vars(settings) | {"exchange": repr(settings.exchange)}
     about = {"id": own, "model": model.described, "settings": mine}
     try:
-        data = yield from settle(_objects.RUN, _objects.pack_json(about))
-        # The same bytes, in case the server replaces them.
-        is_new = yield Create(_objects.RUN, data)
+        data = yield from settle(RUN, _objects.pack_json(about))
+        is_new = yield Create(RUN, data)  # the same bytes, in case the server replaces them
         got, remedy = "a store that replaces run.json", "use a server with If-None-Match."
         check(not is_new, "Island(store)", "keep existing objects", got, remedy)
         _objects.check_format(_objects.read_json(data), "a run")
         run = _objects.unpack_json(data)
     except DamagedError as error:
         raise ValueError(
-            f"Island(store): must have an intact {_objects.RUN}, got damage ({error}); repair it, "
-            "or use another folder."
+            f"Island(store): must have an intact {RUN}, got damage ({error}); repair it, or "
+            "use another folder."
         ) from None
     rule = f"have the {len(run['model'])} leaves of the run"
     odd = [row for row in model.described if row not in run["model"]][:4]
@@ -87,18 +86,17 @@ def check_run(data: bytes) -> Steps[str]:
     If run.json is missing or belongs to another run, raise an error before the island writes. For
     example, the disk may be unmounted.
     """
-    found = yield Read(_objects.RUN)
+    found = yield Read(RUN)
     if found == data:
         return ""
     try:
         if found is not None:
             _objects.unpack_json(found)
     except DamagedError as error:
-        return f"{_objects.RUN} is damaged ({error}), so no island can join; repair it"
+        return f"{RUN} is damaged ({error}), so no island can join; repair it"
     got = "none" if found is None else "that of another run"
     raise StoreError(
-        f"store: must have the {_objects.RUN} of this run, got {got}; check whether its disk is "
-        "mounted."
+        f"store: must have the {RUN} of this run, got {got}; check whether its disk is mounted."
     )
 
 

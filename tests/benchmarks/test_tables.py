@@ -108,7 +108,6 @@ def test_a_table_of_exchanges_compares_with_bfloat16(imported):
 STUDIES = {
     "ends": "convergence/ends",
     "seconds": "convergence/seconds",
-    "downstream": "convergence/downstream",
     "resets": "resets/resets",
     "endurance": "endurance/endurance",
     "sharded": "sharded/lm",

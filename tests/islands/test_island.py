@@ -232,7 +232,7 @@ def test_a_residual_that_is_too_old_is_left_out():
 
 def test_a_contribution_that_is_open_at_the_end_is_counted_once(monkeypatch):
     store = memory()
-    settings = Settings(GREEDY.exchange, sync_every=1, rate=1.0, islands=2, deadline=3.0)
+    settings = Settings(GREEDY.exchange, sync_every=1, rate=1.0, islands=2, deadline=1.0)
     island = greedy(store, settings=settings)
     monkeypatch.setattr(island, "_patience", lambda: 0.0)
     island.step(island.params + PUSH)
