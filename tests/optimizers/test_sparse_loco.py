@@ -1,5 +1,7 @@
 """SparseLoCo: local steps, two bits of the largest of each tile, lengths clipped at the median."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
