@@ -20,6 +20,7 @@ from gradients import SAVED
 from jax import lax
 
 import fftgrad as fg
+from fftgrad.exchanges._parts import Parts
 
 BLOCK = 4096
 BYTES = fg.RangeFloat(bits=8)
@@ -69,6 +70,12 @@ def compiled(what: str, function: Any, inputs: list[Any], wire_bytes: int | None
     return Row(what, lambda x: jax.block_until_ready(program(x)), inputs, wire_bytes, temp, took)
 
 
+def mean_of(codec: fg.codecs.Codec, like: jax.ShapeDtypeStruct, payloads: Any) -> jax.Array:
+    """The mean of stacked payloads, as an `AllGather` takes it."""
+    (mean,) = Parts.of([(codec, like)]).mean((payloads,), jnp.zeros(()), STEP)
+    return mean
+
+
 def rows_of(n: int) -> list[Row]:
     """A copy, every codec both ways, averaging many payloads against one, and peers."""
     xs, like = gradients(n), jax.ShapeDtypeStruct((n,), "float32")
@@ -81,7 +88,7 @@ def rows_of(n: int) -> list[Row]:
         payloads = [rows[-1].run(x) for x in xs]
         rows.append(compiled(f"{name}: decompress", up, payloads, size))
         for workers in (1, 8) if name == AVERAGED else ():
-            mean = functools.partial(fg.tools.decompress_mean, codec, like=like, step=STEP)
+            mean = functools.partial(mean_of, codec, like)
             each = [(payloads * workers)[i : i + workers] for i in range(len(payloads))]
             stacked = [jax.tree.map(lambda *leaves: jnp.stack(leaves), *own) for own in each]
             rows.append(compiled(f"{name}: mean of {workers}", mean, stacked))

@@ -146,7 +146,7 @@ EXCHANGES: dict[str, fg.exchanges.Exchange] = {
     "counted sum": fg.AllReduce(fg.Fft(block=16, half=True)),
     "integer sum": fg.exchanges.QuantizedAllReduce(workers=4),
     "votes": fg.contrib.votes.TopVotes(workers=4, k=5),
-    "votes, summed": fg.contrib.votes.TopVotes(workers=4, fraction=0.5, sigma=0.5, clip=1.0),
+    "votes, noisy": fg.contrib.votes.TopVotes(workers=4, fraction=0.5, sigma=0.5, clip=1.0),
     "low rank": fg.PowerSgd(rank=2),
     "low rank in turns": fg.exchanges.AcpSgd(rank=2),
     "warm-up": fg.Scheduled({0: fg.AllReduce(), 2: fg.AllGather(CODECS["blocked"])}),

@@ -6,11 +6,13 @@ its place, and a listing lag behind. Clocks of islands are off by hours.
 """
 
 import dataclasses
+import functools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import optax
 
 import fftgrad as fg
 from fftgrad.islands import _objects
@@ -23,6 +25,7 @@ from fftgrad.islands._store import Clock, Create, Delete, List, Read, StoreError
 PARAMS = {"b": np.zeros(3, np.float32), "w": np.zeros((4, 4), np.float32)}
 CODEC = fg.chain(fg.TopK(fraction=0.3), fg.LogQuantizer(bits=5))
 SETTINGS = fg.islands.Settings(fg.AllGather(CODEC), islands=3, deadline=60.0, anchors=3, stale=2)
+NESTEROV = functools.partial(optax.sgd, momentum=0.9, nesterov=True)
 
 
 @dataclasses.dataclass
@@ -91,7 +94,7 @@ class Actor:
     def __init__(self, world: World, name: str, rounds: int, pace: float, **options: Any) -> None:
         self.world, self.name, self.rounds, self.pace = world, name, rounds, pace
         model = Model.of(PARAMS)
-        options = {"outer": fg.islands.nesterov, "memory": fg.ErrorFeedback()} | options
+        options = {"outer": NESTEROV, "memory": fg.ErrorFeedback()} | options
         settings = options.pop("settings", SETTINGS)
         self.member = Member(name, model, settings=settings, **options)
         self.ready = world.now + world.random.uniform(0, 5)

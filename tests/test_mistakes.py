@@ -291,12 +291,6 @@ def on_an_axis(function):
 PAIR, VOTES = fg.contrib.gossip.ring(2), fg.contrib.votes
 OPTIMIZERS = fg.optimizers
 KEYED = {
-    "compressed_psum_scatter": lambda key: on_an_axis(
-        lambda x: OPTIMIZERS.compressed_psum_scatter(x, AXIS, key=key)
-    ),
-    "compressed_all_gather": lambda key: on_an_axis(
-        lambda x: OPTIMIZERS.compressed_all_gather(x, AXIS, key=key)
-    ),
     "gather_parameters": lambda key: on_an_axis(
         lambda x: OPTIMIZERS.gather_parameters(x, AXIS, step=0, key=key)
     ),

@@ -67,14 +67,10 @@ class Resharded(NamedTuple):
     Attributes:
       state: the state for the new number of workers.
       workers: the old and the new number of workers.
-      anew: names of the leaves that start fresh, with the values of `to`.
-      left: names of the leaves of the old state that `to` lacks. They are dropped.
     """
 
     state: Any
     workers: tuple[int, int]
-    anew: tuple[str, ...]
-    left: tuple[str, ...]
 
 
 def reshard_state(state: PyTree, to: PyTree, *, missing: Missing = "refuse") -> Resharded:
@@ -137,15 +133,15 @@ def lay_out(old: Mapping[str, Leaf], into: PyTree, missing: Missing, owner: str)
     new = describe(into)
     workers = _workers_of(old), _workers_of(new)
     carriers = {name: _carried(old[name], new[name], *workers) for name in new if name in old}
-    anew = tuple(name for name in new if carriers.get(name) is None)
-    left = tuple(name for name in old if name not in new)
     unlike = [
         f"{n} must be {new[n]}, got {old.get(n, 'nothing')}"
-        for n in anew
+        for n in new
         # A fresh leaf with rule "cut" may start at zero, without an old leaf of this name.
-        if not new[n].mark.learned and (n in old or new[n].mark.policy in ("keep", "mean"))
+        if carriers.get(n) is None
+        and not new[n].mark.learned
+        and (n in old or new[n].mark.policy in ("keep", "mean"))
     ]
-    unlike += [f"{n} has no place" for n in left if not old[n].mark.learned]
+    unlike += [f"{n} has no place" for n in old if n not in new and not old[n].mark.learned]
     said = "; ".join(unlike[:4]) + (f"; and {len(unlike) - 4} more" if len(unlike) > 4 else "")
     rule, fine = "have the leaves of the new state", not unlike or missing != "refuse"
     remedy = "wrap rows of workers in fg.exchanges.PerWorker, or pass missing='zero'."
@@ -161,7 +157,7 @@ def lay_out(old: Mapping[str, Leaf], into: PyTree, missing: Missing, owner: str)
 
     leaves = [placed(*pair) for pair in zip(new, jax.tree.leaves(into), strict=True)]
     tree = jax.tree.unflatten(jax.tree.structure(into), leaves)
-    return Resharded(tree, workers, anew, left)
+    return Resharded(tree, workers)
 
 
 def _carried(old: Leaf, new: Leaf, before: int, after: int) -> Callable[[Any], Any] | None:

@@ -98,15 +98,11 @@ class Restored(NamedTuple):
       tree: the restored tree, with the shardings of `like`.
       step: the number of the checkpoint.
       workers: the numbers of workers in the checkpoint and in `like`.
-      anew: names of the leaves that start fresh, with the values of `like`.
-      left: names of the leaves of the checkpoint that `like` lacks. They are dropped.
     """
 
     tree: Any
     step: int
     workers: tuple[int, int]
-    anew: tuple[str, ...]
-    left: tuple[str, ...]
 
 
 class DamagedError(Exception):

@@ -28,7 +28,7 @@ from fftgrad._values import check, check_count, check_kind, check_within, missin
 from fftgrad.codecs import _quantizers, _top_k
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs._top_k import TopK
-from fftgrad.exchanges import _all_reduce, _bucketing, _parts
+from fftgrad.exchanges import _bucketing, _parts
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.ops import _codes, _finite
@@ -72,11 +72,8 @@ class TopVotes(Exchange):
       sigma: standard deviation of the noise on the sum of votes; 0 for no noise.
       clip: bound of the values for random votes; None for plain signs.
 
-    Wire: one collective, the one with fewer link bytes. A gather has 4 bytes for the header and,
-      for each vote, 1.6 bits and the position as in `TopK`. A sum of digits of base 2w + 1, as in
-      `QuantizedAllReduce`, has 4 ceil(n/d) + 4 bytes with d = floor(32 / log2(2w + 1)). With 1 %
-      votes on 2^20 values, the sum has fewer link bytes from 223 workers on. d is the number of
-      digits in a 32-bit word.
+    Wire: one all-gather, of 4 bytes for the header and, for each vote, 1.6 bits and the position as
+      in `TopK`.
 
     Claims: biased. All workers get the same bits. A worker's error is x_i - v_i - z / w, so the
       mean equals the mean of the sent values. The vote on a value 0 is 0. If a value of any worker
@@ -110,8 +107,7 @@ class TopVotes(Exchange):
     def __post_init__(self) -> None:
         _top_k.check_size("TopVotes", self.fraction, self.k)
         _quantizers.check_clip("TopVotes", self.clip)
-        # A digit of a sum of votes has at most 16 bits.
-        check_count("TopVotes(workers)", self.workers, "use that of the axis.", most=(1 << 15) - 1)
+        check_count("TopVotes(workers)", self.workers, "use that of the axis.")
         check_within("TopVotes(sigma)", self.sigma, "[0, inf)", "use 0 for no noise.")
 
     def init(self, like: PyTree) -> State:
@@ -121,8 +117,7 @@ class TopVotes(Exchange):
         _axes.check_workers("TopVotes", self.workers, comm.axis_name)
         if self.sigma:
             _check_whole(x, comm.axis_name)
-        way = self._gather.mean if self._is_gathered(x) else self._summed
-        out = way(x, state, comm)
+        out = self._gather.mean(x, state, comm)
         if not self.sigma:
             return out
         draws = _parts.rebuild(_normal(comm.step.shared, x, self.sigma), x)
@@ -137,30 +132,11 @@ class TopVotes(Exchange):
         )
 
     def wire_bytes(self, like: PyTree) -> int:
-        return self._gather.wire_bytes(like) if self._is_gathered(like) else self._sum_bytes(like)
+        return self._gather.wire_bytes(like)
 
     @property
     def _gather(self) -> AllGather:
         return AllGather(chain(TopK(self.fraction, self.k), Vote(self.clip)))
-
-    def _is_gathered(self, like: PyTree) -> bool:
-        # In a ring, w - 1 payloads or 2 (w - 1) / w sums travel over a link.
-        return self.workers * self._gather.wire_bytes(like) <= 2 * self._sum_bytes(like)
-
-    def _sum_bytes(self, like: PyTree) -> int:
-        return 4 * (1 + _all_reduce.words(_parts.sizes(like), 1, self.workers))
-
-    def _summed(self, x: PyTree, state: State, comm: Comm) -> Averaged:
-        codec, vectors = _parts.codec_of(self._gather.codec, x), _parts.vectors(x)
-        payloads = codec.compress(vectors, state.own, comm.step).payloads
-        votes = codec.decompress(payloads, comm.step)
-        sums, (bad,) = _all_reduce.add(votes, 1, comm, flags=[~_finite.all_finite(vectors)])
-        start = _finite.poison_unless(bad == 0)
-        return Averaged(
-            mean=_parts.rebuild([start + whole * (1.0 / self.workers) for whole in sums], x),
-            error=jax.tree.map(jnp.subtract, x, _parts.rebuild(votes, x)),
-            state=state,
-        )
 
 
 def _check_whole(x: PyTree, axis_name: AxisName) -> None:

@@ -150,7 +150,7 @@ class QuantizedAllReduce(Exchange):
             )
             for (vector, _), scale, own in zip(clipped, scales, steps, strict=True)
         ]
-        sums, _ = add(integers, self.levels, comm)
+        sums = add(integers, self.levels, comm)
         means = [
             whole * (scale / (self.levels * self.workers))
             for whole, scale in zip(sums, scales, strict=True)
@@ -160,27 +160,16 @@ class QuantizedAllReduce(Exchange):
         return Averaged(_parts.rebuild(means, x), error)
 
     def wire_bytes(self, like: PyTree) -> int:
-        sizes = _parts.sizes(like)
-        return 4 * (len(sizes) + words(sizes, self.levels, self.workers))
+        many = 2 * self.levels * self.workers + 1
+        return sum(4 + 4 * _codes.words_for_digits(n, many) for n in _parts.sizes(like))
 
 
-def words(sizes: Sequence[int], levels: int, workers: int) -> int:
-    return sum(_codes.words_for_digits(size, 2 * levels * workers + 1) for size in sizes)
-
-
-def add(
-    vectors: Sequence[jax.Array], levels: int, comm: Comm, flags: Sequence[jax.Array] = ()
-) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Sum vectors of integers over the workers, and count the workers that set each flag.
-
-    Each vector is float32[n] with integers in -levels ... levels. Each flag is bool[] and takes one
-    word; each count is uint32[].
-    """
+def add(vectors: Sequence[jax.Array], levels: int, comm: Comm) -> list[jax.Array]:
+    """Sum vectors of integers in -levels ... levels, float32[n], over the workers."""
     workers = comm.workers
     many = 2 * levels * workers + 1  # number of possible sums
     packed = [_codes.pack_digits((vector + levels).astype(jnp.uint32), many) for vector in vectors]
-    words = [flag.astype(jnp.uint32)[None] for flag in flags]
-    total = comm.sum(jnp.concatenate([*packed, *words]))
+    total = comm.sum(jnp.concatenate(packed))
     sums: list[jax.Array] = []
     start = 0
     for vector in vectors:
@@ -188,4 +177,4 @@ def add(
         digits = _codes.unpack_digits(total[start:stop], many, vector.size)
         sums.append(digits.astype(jnp.float32) - levels * workers)
         start = stop
-    return sums, [total[start + i] for i in range(len(flags))]
+    return sums

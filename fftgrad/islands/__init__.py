@@ -6,7 +6,6 @@ Stores need the extra `pip install -e ".[islands]"`. The core does not import th
 """
 
 from fftgrad.islands._island import Island
-from fftgrad.islands._model import nesterov
 from fftgrad.islands._residual import Outcome, Residual
 from fftgrad.islands._run import Settings
 from fftgrad.islands._status import RoundStatus, Status, status
@@ -19,7 +18,6 @@ __all__ = [
     "RoundStatus",
     "Settings",
     "Status",
-    "nesterov",
     "open_store",
     "status",
 ]

@@ -62,7 +62,7 @@ class Island:
         islands. The run begins with the parameters of the first island.
       settings: settings of the run, the same on all islands.
       outer: a function from `settings.rate` to the optimizer of the common parameters, the same on
-        all islands. With a sparse codec and error feedback, `fg.islands.nesterov` diverged.
+        all islands. With a sparse codec and error feedback, Nesterov momentum diverged.
       memory: error feedback, which keeps the unsent part of a change.
       overlap_steps: minimum number of inner steps from a contribution to the new θ̄, below H.
       mixing: the share of the island's own θ in its parameters after a round, in [0, 1).

@@ -121,19 +121,6 @@ Outer = Callable[[float], optax.GradientTransformation]
 """Function from a learning rate to an optimizer. The state has the same shapes for all rates."""
 
 
-def nesterov(rate: float) -> optax.GradientTransformation:
-    """Function: make DiLoCo's outer optimizer, `optax.sgd(rate, momentum=0.9, nesterov=True)`.
-
-    Args:
-      rate: learning rate, as in `Settings`.
-
-    Example:
-      >>> jax.tree.leaves(fg.islands.nesterov(0.7).init(jnp.zeros(2)))
-      [Array([0., 0.], dtype=float32)]
-    """
-    return optax.sgd(rate, momentum=0.9, nesterov=True)
-
-
 def on_host() -> AbstractContextManager[Any]:
     """Make the first CPU device the default. If JAX raises an error, JAX_PLATFORMS lacks cpu."""
     return jax.default_device(jax.local_devices(backend="cpu")[0])

@@ -6,18 +6,9 @@ May import everything but `tools`.
 from fftgrad.optimizers._diloco import diloco, sparse_loco
 from fftgrad.optimizers._feedback import feedback_adam, feedback_muon, feedback_sgd, muon_dimensions
 from fftgrad.optimizers._fragments import fragment
-from fftgrad.optimizers._scatter import (
-    Scattered,
-    compressed_all_gather,
-    compressed_psum_scatter,
-    gather_parameters,
-)
-from fftgrad.optimizers._sharded import sharded
+from fftgrad.optimizers._sharded import gather_parameters, sharded
 
 __all__ = [
-    "Scattered",
-    "compressed_all_gather",
-    "compressed_psum_scatter",
     "diloco",
     "feedback_adam",
     "feedback_muon",

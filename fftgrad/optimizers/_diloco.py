@@ -18,7 +18,6 @@ from fftgrad.memories import ErrorFeedback
 from fftgrad.methods._recipes import LargestOfTiles
 from fftgrad.ops import _count, _finite
 from fftgrad.optimizers import _fragments
-from fftgrad.training._gradients import weighted
 from fftgrad.training._pmean import CompressedPmeanState, compressed_pmean
 
 DECAYED = ErrorFeedback(decay=0.95)
@@ -86,8 +85,8 @@ def diloco(
     parameters after an outer step equal `state.anchor` up to one rounding.
 
     In an outer step, `update(..., weight=tokens)` weights the change of this worker. A worker with
-    weight 0 sends only its residual. `inner` gets `value=loss` and other extra arguments unchanged;
-    `outer` gets the weighted mean of the workers' losses in this step as `value`.
+    weight 0 sends only its residual. `inner` gets `value=loss` and other extra arguments unchanged,
+    `outer` gets none.
 
     Args:
       inner: the optimizer of each worker, complete with its learning rate. It must update the
@@ -107,9 +106,8 @@ def diloco(
 
     Claims: `state.anchor` has the same bits on all workers. If a worker's gradient or inner update
       is not finite, that worker skips the inner step: its parameters and inner state stay
-      unchanged, its loss does not count in the mean, and `state.skipped` counts the step. If a
-      value of an outer step is not finite, `anchor`, the outer state and the memory stay unchanged,
-      and all workers return to `anchor`.
+      unchanged, and `state.skipped` counts the step. If a value of an outer step is not finite,
+      `anchor`, the outer state and the memory stay unchanged, and all workers return to `anchor`.
 
     Raises:
       ValueError: while tracing, if `params` is missing, or if JAX types it as replicated.
@@ -143,7 +141,6 @@ def diloco(
         exchange, memory, axis_name=axis_name, allow_masked=allow_masked
     )
     run_inner: Any = optax.with_extra_args_support(inner).update
-    run_outer: Any = optax.with_extra_args_support(outer).update
 
     def init(params: optax.Params) -> DilocoState:
         anchor = jax.tree.map(jnp.copy, params)  # because a caller may donate params and state
@@ -167,16 +164,14 @@ def diloco(
         state: Any,
         params: optax.Params | None = None,
         *,
-        value: jax.Array | float | None = None,
         weight: jax.Array | float | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, DilocoState]:
         if params is None:
             raise ValueError("diloco.update(params): must be given, got None; pass params.")
         check_own("diloco", params, axis_name)
-        told = extra if value is None else {**extra, "value": value}
         before = drop_worker_axis(state.inner)
-        moves, after = run_inner(updates, before, params, **told)
+        moves, after = run_inner(updates, before, params, **extra)
         # An optimizer may hide a NaN of the gradient, and a parameter may overflow.
         seen = updates, optax.apply_updates(params, moves)
         fine = _axes.everywhere(_finite.all_finite(seen), but=_axes.names(axis_name))
@@ -202,10 +197,8 @@ def diloco(
             outside = _fragments.select(state.outer, number)
             before = _fragments.select(state.pmean, number)
             change = jax.tree.map(jnp.subtract, anchor, _fragments.take(sends, number, fragments))
-            common = {} if value is None else {"value": mean_loss(value, weight, axis_name, fine)}
-            loss = {name: _axes.vary(mean, axis_name) for name, mean in common.items()}
-            mean, pmean = compressed.update(change, before, weight=weight, **extra, **loss)
-            moved, after = run_outer(mean, outside, anchor, **common)
+            mean, pmean = compressed.update(change, before, weight=weight, **extra)
+            moved, after = outer.update(mean, outside, anchor)
             moved = optax.apply_updates(anchor, moved)
             good = now & (pmean.skipped == before.skipped)
             return (
@@ -260,25 +253,6 @@ def check_own(owner: str, params: PyTree, axis_name: AxisName) -> None:
         check(own, argument, rule, got, "give it a leading axis of workers, and shard this axis.")
 
 
-def mean_loss(
-    value: jax.Array | float,
-    weight: jax.Array | float | None,
-    axis_name: AxisName,
-    fine: jax.Array | None = None,
-) -> jax.Array:
-    """Return the weighted mean of the workers' losses, float32[].
-
-    Leave out workers whose step was not `fine`. If no worker is left, the mean is NaN.
-    """
-    own = _axes.vary(jnp.asarray(value, jnp.float32), axis_name)
-    if fine is None:
-        return lax.pmean(weighted(own, weight, axis_name), axis_name)
-    share = jnp.where(fine, jnp.float32(1.0 if weight is None else weight), 0)
-    share = jnp.where((share >= 0) & (share < jnp.inf), share, jnp.nan)
-    loss, total = lax.psum(jnp.stack([jnp.where(share == 0, 0, share * own), share]), axis_name)
-    return loss / total
-
-
 def sparse_loco(
     inner: optax.GradientTransformation,
     *,
@@ -289,10 +263,6 @@ def sparse_loco(
     bits: int = 2,
     decay: float = 0.95,
     clip_to_median: bool = True,
-    fragments: int = 1,
-    overlap_steps: int = 0,
-    mixing: float = 0.0,
-    allow_masked: bool = False,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
     """Optimizer: SparseLoCo: local steps, then the largest values of each tile in 2 bits.
@@ -306,7 +276,8 @@ def sparse_loco(
 
     with a norm for each leaf. It is `diloco` with `optax.sgd(outer_rate)`, `ErrorFeedback(0.95)`,
     and `AllGather(rule, clip_to_median=True)`. The codec of a leaf is
-    `chain(Tiles(64, shape), ChunkTopK(4096, 64), BinMeans(2))`. The claims of `diloco` hold.
+    `chain(Tiles(64, shape), ChunkTopK(4096, 64), BinMeans(2))`. The claims of `diloco` hold. For
+    fragments or overlap, pass these parts to `diloco`.
 
     Args:
       inner: the optimizer of each worker with its learning rate, such as `optax.adamw(3e-4)`.
@@ -318,10 +289,6 @@ def sparse_loco(
       bits: bits per value sent.
       decay: decay of the residual.
       clip_to_median: as for `AllGather`.
-      fragments: as for `diloco`.
-      overlap_steps: as for `diloco`.
-      mixing: as for `diloco`.
-      allow_masked: as for `diloco`.
       axis_name: the axis, or axes, of the workers.
 
     Wire: in an outer step, k (bits + 8) bits per tile of 4096 values, and 16 bytes per leaf. At 10
@@ -347,9 +314,5 @@ def sparse_loco(
         sync_every,
         AllGather(LargestOfTiles(Tiles, k, block, BinMeans(bits)), clip_to_median),
         ErrorFeedback(decay),
-        fragments=fragments,
-        overlap_steps=overlap_steps,
-        mixing=mixing,
-        allow_masked=allow_masked,
         axis_name=axis_name,
     )

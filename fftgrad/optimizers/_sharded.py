@@ -1,4 +1,4 @@
-"""Optimizer whose state is sharded over the workers, as in ZeRO."""
+"""Optimizer states and parameters that are sharded over the workers, as in ZeRO and FSDP."""
 
 import concurrent.futures
 import functools
@@ -10,18 +10,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import lax
+from numpy.lib.array_utils import normalize_axis_index
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Codec, Comm, Memory, PyTree, Stats
 from fftgrad._values import check, check_count, check_kind, check_transformation
-from fftgrad.exchanges import _parts, _shards, _two_stage
-from fftgrad.exchanges._parts import Vectors
+from fftgrad.codecs import Hadamard, UniformQuantizer, chain
+from fftgrad.exchanges import _shards, _two_stage
+from fftgrad.exchanges._bucketing import check_leaf
+from fftgrad.exchanges._parts import Vectors, codec_of
 from fftgrad.exchanges._shards import Reset, add_worker_axis, drop_worker_axis
 from fftgrad.memories import NoMemory
 from fftgrad.ops import _count, _finite, _rounding
-from fftgrad.ops._random import check_key
-from fftgrad.optimizers._diloco import mean_loss
-from fftgrad.optimizers._scatter import EIGHT, FOUR
+from fftgrad.ops._random import as_key, check_key
 from fftgrad.training import _pmean
 from fftgrad.training._gradients import (
     check_local,
@@ -32,7 +34,10 @@ from fftgrad.training._gradients import (
 )
 from fftgrad.training._state import ShardedState
 
+EIGHT = UniformQuantizer(bits=8, bucket=256, norm="max")
+FOUR = chain(Hadamard(block=256), UniformQuantizer(bits=4, bucket=256, norm="max"))
 OWNER = "sharded"
+REMEDY = "use UniformQuantizer(bits=8)."
 
 
 def sharded(
@@ -110,8 +115,8 @@ def sharded(
       Rajbhandari et al., 2020, arXiv:1910.02054; Jia et al., NeurIPS 2024, arXiv:2410.15526.
     """
     check_transformation(f"{OWNER}(inner)", inner)
-    check_kind(f"{OWNER}(gradients)", gradients, Codec, "use UniformQuantizer(bits=8).")
-    check_kind(f"{OWNER}(parameters)", parameters, Codec, "use UniformQuantizer(bits=8).")
+    check_kind(f"{OWNER}(gradients)", gradients, Codec, REMEDY)
+    check_kind(f"{OWNER}(parameters)", parameters, Codec, REMEDY)
     check_kind(f"{OWNER}(memory)", memory, Memory, "use ErrorFeedback().")
     check_key(f"{OWNER}(key)", key)
     check_count(f"{OWNER}(workers)", workers, "use the number of workers along the axis.")
@@ -152,9 +157,7 @@ def sharded(
         _axes.check_workers(OWNER, workers, axis_name)
         some = _some(like)
         shards = _shards.shard_likes(some, workers)
-        there, back = (
-            _parts.codec_of(codec, shards).shard(workers) for codec in (gradients, parameters)
-        )
+        there, back = (codec_of(codec, shards).shard(workers) for codec in (gradients, parameters))
         comm = Comm.of(axis_name, key, state.step)
         own = drop_worker_axis(state.memory)
         updates, params = _axes.whole((updates, params))
@@ -169,7 +172,8 @@ def sharded(
         ahead = drop_worker_axis(state.ahead).reset_rows
         master = tuple(map(operator.add, mine, ahead))
         if value is not None:  # the mean, because `inner` needs an equal value on all workers
-            extra["value"] = mean_loss(value, weight, axis_name)
+            own_loss = _axes.vary(jnp.asarray(value, jnp.float32), axis_name)
+            extra["value"] = lax.pmean(weighted(own_loss, weight, axis_name), axis_name)
         inside = tuple(_whole(vectors, like, _as_leaf) for vectors in (got.vectors, master))
         moves, after = run(inside[0], drop_worker_axis(state.inner).reset_rows, inside[1], **extra)
         flat = [move.ravel() for move in _some(moves)]
@@ -298,3 +302,107 @@ def _stepped(
     step = optax.with_extra_args_support(inner).update
     move, state = step(grad, state, params, value=jnp.ones(()))
     return move, state, optax.apply_updates(params, move)
+
+
+def gather_parameters(
+    shard: jax.Array,
+    axis_name: AxisName,
+    gradients: Codec = FOUR,
+    *,
+    parameters: Codec | None = None,
+    dimension: int = 0,
+    step: jax.Array | int,
+    key: jax.Array | int = 0,
+) -> jax.Array:
+    """Function: gather sharded parameters, and compress their gradient on the way back.
+
+    Call it in a loss under `jax.shard_map` with parameters sharded over the workers (FSDP, ZeRO-3).
+    The value is `jax.lax.all_gather(shard, axis_name, axis=dimension, tiled=True)`. The gradient
+    is the compressed `jax.lax.psum_scatter` of the cotangents: the *sum* over the workers, as for
+    JAX's all-gather. For the mean, divide the loss by the number of workers. Then update the shards
+    by any elementwise optimizer.
+
+    A differentiated function keeps no state, so there is no error feedback. Use unbiased codecs,
+    such as the default, and another `step` in each step.
+
+    Args:
+      shard: this worker's float array.
+      axis_name: the axis, or axes, of the workers.
+      gradients: the codec of one shard of the gradients, of which `TopK(k)` keeps k / w values for
+        w workers. The default rotates, and rounds to 4 bits.
+      parameters: the codec of a shard of the parameters; with None, they are not compressed.
+      dimension: the axis along which the shards are concatenated.
+      step: number of the step, equal on all workers, because equal random numbers in every step
+        would add up to a bias.
+      key: a seed or key, equal on all workers. Use a different key for each array of a model.
+
+    Returns:
+      The whole array, of the dtype of `shard`.
+
+    Wire: forward, bytes of the shard, or with `parameters` one buffer of `fg.wire_bytes(parameters,
+      shard)` bytes; backward, w buffers, each a header of 4 bytes and the payload of a shard.
+
+    Claims: the gradient is unbiased if `gradients` is. If a shard of a cotangent is not finite, the
+      gradient of its owner is NaN. If a compressed shard is not finite, the value is NaN.
+
+    Example:
+      >>> def loss(shard, x):
+      ...     w = fg.optimizers.gather_parameters(shard, "data", fg.codecs.Identity(), step=0)
+      ...     return jnp.sum(w * x) / 2
+      >>> shards, x = jnp.array([[1.0], [2.0]]), jnp.array([[1.0, 2.0], [3.0, 4.0]])
+      >>> jax.vmap(jax.grad(loss), axis_name="data")(shards, x)
+      Array([[2.],
+             [3.]], dtype=float32)
+
+    References:
+      Wang et al., 2023, arXiv:2306.10209; Jia et al., NeurIPS 2024, arXiv:2410.15526. The latter
+      gathers differences, like `fg.optimizers.sharded`.
+    """
+    check_kind("gather_parameters(gradients)", gradients, Codec, REMEDY)
+    if parameters is not None:
+        check_kind("gather_parameters(parameters)", parameters, Codec, REMEDY)
+    _axes.size(axis_name, "gather_parameters")
+    check_leaf("gather_parameters", "shard", shard)
+    axis = normalize_axis_index(dimension, shard.ndim)
+
+    @jax.custom_vjp
+    def gather(shard: jax.Array, step: jax.Array, key: jax.Array) -> jax.Array:
+        if parameters is None:
+            return lax.all_gather(shard, axis_name, axis=axis, tiled=True)
+        whole = _gathered(parameters, shard, axis, Comm.of(axis_name, key, step))
+        return _axes.vary(whole, axis_name)  # because cotangents differ between the workers
+
+    def forward(shard: jax.Array, step: jax.Array, key: jax.Array) -> tuple[jax.Array, Any]:
+        return gather(shard, step, key), (step, key)
+
+    def backward(kept: Any, cotangent: jax.Array) -> Any:
+        step, key = kept
+        return _scattered(gradients, cotangent, axis, Comm.of(axis_name, key, step)), None, None
+
+    gather.defvjp(forward, backward)
+    return gather(shard, jnp.asarray(step), as_key("gather_parameters(key)", key))
+
+
+def _gathered(codec: Codec, shard: jax.Array, axis: int, comm: Comm) -> jax.Array:
+    """Return the compressed shards of all workers, concatenated along an axis."""
+    if not shard.size:
+        return jnp.concatenate([shard] * comm.workers, axis)
+    front = jnp.moveaxis(shard.astype(jnp.float32), axis, 0)
+    parts = codec_of(codec, front)
+    (rows,) = _two_stage.to_all(parts, (front.ravel(),), parts.init(), comm).vectors
+    whole = rows.reshape(comm.workers * front.shape[0], *front.shape[1:])
+    return jnp.moveaxis(whole, 0, axis).astype(shard.dtype)
+
+
+def _scattered(codec: Codec, x: jax.Array, axis: int, comm: Comm) -> jax.Array:
+    """Return this worker's shard of the sum of `x` over the workers, all compressed."""
+    workers = comm.workers
+    if not x.size:
+        return lax.slice_in_dim(x, 0, x.shape[axis] // workers, axis=axis)
+    front = jnp.moveaxis(x.astype(jnp.float32), axis, 0)
+    rows = front.reshape(workers, -1)
+    parts = codec_of(codec, jax.eval_shape(lambda rows: rows[0], rows)).shard(workers)
+    before = jax.tree.map(lambda a: jnp.stack([a] * workers), parts.init())
+    (vector,) = _two_stage.to_owners(parts, (rows,), before, comm).vectors
+    shard = workers * vector.reshape(front.shape[0] // workers, *front.shape[1:])
+    return jnp.moveaxis(shard, 0, axis).astype(x.dtype)

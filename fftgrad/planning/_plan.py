@@ -1,10 +1,9 @@
 """Plans: predict which exchange reaches the loss of dense training first."""
 
 import dataclasses
-import math
 import os
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, get_args
 
 import jax
@@ -182,8 +181,6 @@ def plan(
     algorithm: Algorithm = "fastest",
     rows: Sequence[Candidate] | None = None,
     device: str | os.PathLike[str] = "this",
-    measure: bool = False,
-    tell: Callable[[str], object] = lambda _: None,
 ) -> Plan:
     """Function: predict which exchange, compressed or dense, reaches dense's loss first.
 
@@ -201,15 +198,14 @@ def plan(
         fast link: `(8, fg.planning.Link("50GB/s", "10us"))`. All exchanges are then `Hierarchical`,
         over the axes ("slow", "fast") instead of "data".
       timings: codec time of each row by its name. By default, default rows get the times that are
-        predicted for `device`, and your own rows are timed on this device.
+        predicted for `device`, and `rows` are timed on this device, which takes minutes and the
+        memory of the model.
       buckets: number of buckets of a gradient; the exchange of all but the last overlaps the
         backward pass. The default is 1 on a CPU; elsewhere 1 or 8 for each row, the faster one.
       algorithm: algorithm of the collectives: "ring", "tree", or the "fastest" for each.
       rows: candidates to compare instead of the default ones; at least one must be dense.
       device: the device that will train: "h100", "a100", "l40s", "v5e", a file that `fftgrad bench`
         wrote, or "this" one, which is measured once. Equal calls give equal plans.
-      measure: True to time the default rows here too, which takes minutes and the model's memory.
-      tell: function that is called with the name of each row before it is timed, such as `print`.
 
     Returns:
       A `Plan`. `print(plan)` shows the table, `print(plan.best)` the code to paste.
@@ -241,16 +237,15 @@ def plan(
     compared = check_rows(candidates(like, joined.slow, joined.fast) if usual else rows)
     source = "Codec times: as given."
     if timings is None:
-        if usual and not measure:
+        if usual:
             place = place or _devices.find("this")
             timings, source = _devices.from_table(compared, like, joined, place)
         else:
-            rule = "be 'this' for rows of your own and to measure"
+            rule = "be 'this' for rows of your own"
             remedy = "pass timings=..., from time_exchange on that device."
             check(place is None, "plan(device)", rule, device, remedy)
             source, timings = "Codec times: measured here.", {}
             for row in compared:
-                tell(row.name)
                 tx = row.transformation(joined.axis)
                 timings[row.name] = _timing.time_exchange(tx, like, joined.axes, every=row.every)
     missing = [row.name for row in compared if row.name not in timings]
@@ -279,20 +274,7 @@ def plan(
         if row.ratio and row.loss in ACCEPTED and dense > 2 * row.ratio * one.link_bytes:
             lower = dataclasses.replace(row, loss="check")
             best[i] = one._replace(loss=lower.loss, steps=lower.to_loss)
-    source += _sharing(max(timing.muon for timing in timings.values()), like, over, joined)
     return Plan(sort(best), source)
-
-
-def _sharing(muon: float, like: PyTree, link: Link, groups: Groups) -> str:
-    """Return a sentence with Muon's time under `share_axis`, or "" if that saves no time."""
-    axis, workers = list(groups.axes.items())[-1]
-    share = 2 * -(-sum(map(math.prod, _devices.matrices(like))) // workers)
-    shared = muon / workers
-    shared += _predict.collective_seconds("all-gather", share, workers, groups.links(link)[axis])
-    if shared >= muon:
-        return ""
-    took, instead = quantity(shared, "s"), quantity(muon, "s")
-    return f" With share_axis={axis!r}, Muon's matrices take {took} in place of {instead}."
 
 
 def _cut(row: Candidate, like: PyTree, buckets: int) -> Candidate:

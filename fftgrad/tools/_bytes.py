@@ -120,7 +120,7 @@ def to_bytes(payload: Payload, codec: Codec, like: Like) -> bytes:
       (32, b'FFTG')
     """
     payload = jax.tree.map(jnp.asarray, payload)
-    check_payload("to_bytes(payload)", codec, payload, as_vector("to_bytes(like)", like), ())
+    check_payload("to_bytes(payload)", codec, payload, as_vector("to_bytes(like)", like))
     leaves = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(payload)]
     words = b"".join(leaf + bytes(-len(leaf) % 4) for leaf in leaves)
     data = HEAD.pack(MAGIC, VERSION, 0, _configuration(codec, like), len(words)) + words

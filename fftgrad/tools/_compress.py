@@ -5,13 +5,11 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fftgrad import _axes
 from fftgrad._contracts import Codec, Like, Payload, Step
 from fftgrad._values import check, check_kind
 from fftgrad.codecs import _chain
 from fftgrad.codecs._chain import payload_spec
 from fftgrad.exchanges import _bucketing
-from fftgrad.exchanges._parts import Parts
 
 
 def compress(codec: Codec, x: jax.Array, *, step: Step = Step()) -> Payload:
@@ -68,42 +66,8 @@ def decompress(codec: Codec, payload: Payload, like: Like, *, step: Step = Step(
       ((16, 16), True)
     """
     vector = jax.ShapeDtypeStruct((math.prod(like.shape),), jnp.float32)
-    check_payload("decompress(payload)", codec, payload, vector, ())
+    check_payload("decompress(payload)", codec, payload, vector)
     return _chain.decompress(codec, payload, vector, step).reshape(like.shape).astype(like.dtype)
-
-
-def decompress_mean(
-    codec: Codec, payloads: Payload, like: Like, *, step: Step = Step()
-) -> jax.Array:
-    """Function: decode the payloads of all workers and average them, as `AllGather` does.
-
-    Use it for payloads that you send without a collective. It adds the payloads in order, sparse
-    ones in place, and inverts a transform only once.
-
-    Args:
-      codec: the codec that made the payloads.
-      payloads: the results of `fg.compress` of w workers, stacked: leaves [w, ...].
-      like: as for `fg.decompress`.
-      step: the step passed to `fg.compress`.
-
-    Raises:
-      ValueError: if the payloads do not have the stacked shapes that the codec makes of `like`.
-        Only shapes are checked; for example, payloads of 20 and 21 signs have equal shapes.
-
-    Example:
-      >>> x, codec = jnp.array([[4.0, 1.0], [1.0, 2.0]]), fg.TopK(k=1)
-      >>> payloads = jax.vmap(lambda row: fg.compress(codec, row))(x)
-      >>> fg.tools.decompress_mean(codec, payloads, like=x[0])
-      Array([2., 1.], dtype=float32)
-    """
-    vector = jax.ShapeDtypeStruct((math.prod(like.shape),), jnp.float32)
-    payloads = jax.tree.map(jnp.asarray, payloads)
-    leaves = jax.tree.leaves(payloads)
-    workers = leaves[0].shape[:1] if leaves and leaves[0].ndim else (1,)
-    check_payload("decompress_mean(payloads)", codec, payloads, vector, max(workers, (1,)))
-    start = _axes.vary_like(jnp.zeros(()), leaves[0])
-    (mean,) = Parts.of([(codec, vector)]).mean((payloads,), start, step)
-    return mean.reshape(like.shape).astype(like.dtype)
 
 
 def as_vector(argument: str, like: Like) -> Like:
@@ -113,19 +77,16 @@ def as_vector(argument: str, like: Like) -> Like:
     return jax.ShapeDtypeStruct((size,), jnp.float32)
 
 
-def check_payload(
-    name: str, codec: Codec, payload: Payload, vector: Like, workers: tuple[int, ...]
-) -> None:
+def check_payload(name: str, codec: Codec, payload: Payload, vector: Like) -> None:
     """Refuse a payload with other shapes or dtypes than the codec's payloads."""
     check_kind(f"{name.partition('(')[0]}(codec)", codec, Codec, "pass a value such as TopK(k=9).")
     wanted = payload_spec(codec, vector)
     if jax.tree.structure(wanted) != jax.tree.structure(payload) or any(
-        jax.ShapeDtypeStruct((*workers, *a.shape), a.dtype) != _shape(b)
+        jax.ShapeDtypeStruct(a.shape, a.dtype) != _shape(b)
         for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(payload), strict=True)
     ):
-        stacked = f", stacked for {workers[0]} workers" if workers else ""
         raise ValueError(
-            f"{name}: must be what {codec!r} makes of {vector.shape[0]} values, {wanted}{stacked}, "
+            f"{name}: must be what {codec!r} makes of {vector.shape[0]} values, {wanted}, "
             f"got {jax.tree.map(_shape, payload)}; pass the codec and the shape it came from."
         )
 

@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-from simulation import PARAMS, SETTINGS, Actor, World, run
+from simulation import NESTEROV, PARAMS, SETTINGS, Actor, World, run
 
 import fftgrad as fg
 from fftgrad.islands import _objects, _round
@@ -13,7 +13,7 @@ from fftgrad.islands._round import Gathering
 from fftgrad.islands._store import Create, Delete, List, Performer, Read
 
 MODEL = Model.of(PARAMS)
-PROGRAMS = Programs.of(MODEL, SETTINGS.exchange, fg.islands.nesterov, SETTINGS.rate)
+PROGRAMS = Programs.of(MODEL, SETTINGS.exchange, NESTEROV, SETTINGS.rate)
 
 
 class Store:

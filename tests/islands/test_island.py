@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from simulation import NESTEROV
 
 import fftgrad as fg
 from fftgrad.islands import Settings, _objects
@@ -62,9 +63,9 @@ def test_it_is_diloco_without_a_program_in_common():
             seen.append(np.asarray(params))
         return np.stack(seen)
 
-    found = together(memory(), "ab", program, settings=settings, outer=fg.islands.nesterov)
+    found = together(memory(), "ab", program, settings=settings, outer=NESTEROV)
     tx = fg.optimizers.diloco(
-        optax.sgd(1.0), fg.islands.nesterov(0.5), 2, DENSE, fg.NoMemory(), axis_name="data"
+        optax.sgd(1.0), NESTEROV(0.5), 2, DENSE, fg.NoMemory(), axis_name="data"
     )
 
     def worker(push):

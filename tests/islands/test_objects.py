@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from hypothesis import strategies as st
-from simulation import PARAMS, SETTINGS
+from simulation import NESTEROV, PARAMS, SETTINGS
 
 import fftgrad as fg
 from fftgrad.islands import _objects, _round
@@ -109,16 +109,16 @@ def manifest():
 
 
 def anchor():
-    return _round.first_anchor(PARAMS, NESTEROV).to_bytes()
+    return _round.first_anchor(PARAMS, PROGRAMS).to_bytes()
 
 
-NESTEROV = Programs(SHAPES, SETTINGS.exchange, fg.islands.nesterov)
+PROGRAMS = Programs(SHAPES, SETTINGS.exchange, NESTEROV)
 
 
 READ = {
     "contribution": lambda data: Contribution.from_bytes(data),
     "manifest": lambda data: Manifest.from_bytes(data, 3),
-    "anchor": lambda data: read_anchor(data, NESTEROV),
+    "anchor": lambda data: read_anchor(data, PROGRAMS),
 }
 WRITTEN = {"contribution": contribution(), "manifest": manifest(), "anchor": anchor()}
 
@@ -159,7 +159,7 @@ def test_an_anchor_is_of_its_outer_optimizer():
         read_anchor(WRITTEN["anchor"], Programs(SHAPES, SETTINGS.exchange, optax.adam))
     other = Model.of({"w": jnp.zeros((4, 4))})
     with pytest.raises(DamagedError, match="of other parameters"):
-        read_anchor(WRITTEN["anchor"], Programs.of(other, SETTINGS.exchange, fg.islands.nesterov))
+        read_anchor(WRITTEN["anchor"], Programs.of(other, SETTINGS.exchange, NESTEROV))
 
 
 def test_what_is_on_the_host_is_on_one_cpu_device():

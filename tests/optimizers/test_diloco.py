@@ -10,7 +10,6 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, mesh_of
-from stepwise import run
 
 import fftgrad as fg
 
@@ -129,20 +128,6 @@ def test_all_pieces_of_a_worker_leave_out_a_bad_step():
     grads[1, 3] = np.nan
     moves = step(grads, state)
     np.testing.assert_array_equal(moves, [[-1.0] * 8, [0.0] * 8])
-
-
-def test_the_loss_of_a_bad_step_does_not_count_at_a_meeting():
-    """For the outer optimizer, which would remember a NaN."""
-    exchange = fg.AllGather(fg.TopK(k=5))
-    outer = optax.chain(optax.sgd(1.0), optax.contrib.reduce_on_plateau())
-    tx = fg.optimizers.diloco(optax.sgd(0.02), outer, 2, exchange, fg.NoMemory())
-    for many in (1, WORKERS):
-        bad = (np.arange(WORKERS) < many) & (np.arange(4) == 1)[:, None]
-        grads = np.where(bad[..., None], np.float32(np.nan), -TARGET)
-        loss = np.where(bad, np.nan, 1.0).astype(np.float32)
-        _, states = run(tx, grads, np.zeros(N, np.float32), value=loss)
-        np.testing.assert_array_equal(states.outer[0][1].best_value[-1], 1.0)
-        assert np.all(np.isfinite(states.outer[0][1].avg_value[-1]))
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,3 @@ def test_the_owners_of_shards_see_the_loss_of_all(mode):
     weights = np.float32([1, 0, 2, 1])
     found = np.asarray(everywhere(mode, step, WORKERS)(LOSS, weights))
     np.testing.assert_allclose(found, np.full((WORKERS, 6, 4), -(1 + 8 + 9) / 4), rtol=1e-5)
-
-
-def test_the_outer_optimizer_of_a_meeting_sees_the_loss_of_all():
-    exact = fg.AllReduce(), fg.NoMemory()
-    tx = fg.optimizers.diloco(optax.sgd(1.0), by_loss(), 1, *exact)
-    np.testing.assert_allclose(moves(tx, "shard_map", value=LOSS), -4.0, rtol=1e-5)
