@@ -39,9 +39,9 @@ PLAN = """\
 a Llama of 1.3 billion parameters on 16 H100s that are joined by 1 Gbit/s:
   fftgrad plan --model llama:1.3B --workers 16 --bandwidth 1gbit \\
     --step 1s --device h100
-the shapes of your own model, on machines like this one:
+the shapes of your own model, with codec times of this machine:
   fftgrad plan --params params.npz --workers 16 --bandwidth 1gbit \\
-    --step 300ms
+    --step 300ms --measure
 """
 LEGEND = """\
 a step   seconds, with the codec, Muon and the link
@@ -82,6 +82,8 @@ def plan_command(parser: argparse.ArgumentParser) -> Run:
     add("--fast", type=int, metavar="N", help=text)
     text = "bandwidth of the fast links (default: 50GB/s)"
     add("--fast-bandwidth", default="50GB/s", metavar="RATE", help=text)
+    text = "time each codec on this machine; needs minutes, and the memory of the model"
+    add("--measure", action="store_true", help=text)
     return run_plan
 
 
@@ -100,6 +102,8 @@ def run_plan(args: argparse.Namespace) -> None:
         link=Link(args.bandwidth, args.latency),
         fast=args.fast and (args.fast, Link(args.fast_bandwidth, "10us")),
         device=args.device,
+        measure=args.measure,
+        tell=lambda name: print(f"timing {name}", file=sys.stderr),
     )
     print(f"{found}\n{LEGEND}\n\n{textwrap.fill(answer(found), 80)}\n\n{found.best.code}")
 

@@ -171,7 +171,7 @@ def from_table(
         return found, (
             f"Codec times: measured on {table['machine']} ({table['date']}), times {slower:.2g}, "
             f"because a memory copy takes {slower:.2g} times as long on {device.name} (measured "
-            f"{device.date})."
+            f"{device.date}). To time the codecs here, pass --measure (measure=True)."
         )
     table = load_table("programs")
     return found, (

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, get_args
 
 import jax
@@ -181,6 +181,8 @@ def plan(
     algorithm: Algorithm = "fastest",
     rows: Sequence[Candidate] | None = None,
     device: str | os.PathLike[str] = "this",
+    measure: bool = False,
+    tell: Callable[[str], object] = lambda _: None,
 ) -> Plan:
     """Function: predict which exchange, compressed or dense, reaches dense's loss first.
 
@@ -198,14 +200,15 @@ def plan(
         fast link: `(8, fg.planning.Link("50GB/s", "10us"))`. All exchanges are then `Hierarchical`,
         over the axes ("slow", "fast") instead of "data".
       timings: codec time of each row by its name. By default, default rows get the times that are
-        predicted for `device`, and `rows` are timed on this device, which takes minutes and the
-        memory of the model.
+        predicted for `device`, and your own rows are timed on this device.
       buckets: number of buckets of a gradient; the exchange of all but the last overlaps the
         backward pass. The default is 1 on a CPU; elsewhere 1 or 8 for each row, the faster one.
       algorithm: algorithm of the collectives: "ring", "tree", or the "fastest" for each.
       rows: candidates to compare instead of the default ones; at least one must be dense.
       device: the device that will train: "h100", "a100", "l40s", "v5e", a file that `fftgrad bench`
         wrote, or "this" one, which is measured once. Equal calls give equal plans.
+      measure: True to time the default rows here too, which takes minutes and the model's memory.
+      tell: function that is called with the name of each row before it is timed, such as `print`.
 
     Returns:
       A `Plan`. `print(plan)` shows the table, `print(plan.best)` the code to paste.
@@ -237,15 +240,16 @@ def plan(
     compared = check_rows(candidates(like, joined.slow, joined.fast) if usual else rows)
     source = "Codec times: as given."
     if timings is None:
-        if usual:
+        if usual and not measure:
             place = place or _devices.find("this")
             timings, source = _devices.from_table(compared, like, joined, place)
         else:
-            rule = "be 'this' for rows of your own"
+            rule = "be 'this' for rows of your own and to measure"
             remedy = "pass timings=..., from time_exchange on that device."
             check(place is None, "plan(device)", rule, device, remedy)
             source, timings = "Codec times: measured here.", {}
             for row in compared:
+                tell(row.name)
                 tx = row.transformation(joined.axis)
                 timings[row.name] = _timing.time_exchange(tx, like, joined.axes, every=row.every)
     missing = [row.name for row in compared if row.name not in timings]

@@ -144,7 +144,7 @@ def test_what_is_asked_reaches_the_library(asked, tmp_path):
     assert main([*PLAN, *LLAMA, "--latency=2ms"]) == 0
     assert asked["link"] == planning.Link("100mbit", "2ms")
     assert (asked["workers"], asked["step"]) == (16, "30ms")
-    assert asked["fast"] is None
+    assert (asked["fast"], asked["measure"]) == (None, False)
     assert main([*PLAN, "--layers=1", "--width=8", "--vocab=9"]) == 0
     assert asked["params"]["embed"].shape == (9, 8)
     assert main([*PLAN, *LLAMA, "--device=h100"]) == 0

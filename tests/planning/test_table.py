@@ -201,8 +201,10 @@ def test_rows_of_ones_own_are_timed_for_the_whole_model(monkeypatch):
         return fg.planning.Timing(1e-9 * values, 2e-9 * values)
 
     monkeypatch.setattr(_timing, "time_exchange", time_exchange)
-    like = {"w": jax.ShapeDtypeStruct((40_000, 10_000), "float32")}
-    found = fg.planning.plan(like, step="1s", link=LINK, workers=16, rows=ROWS)
+    like, heard = {"w": jax.ShapeDtypeStruct((40_000, 10_000), "float32")}, []
+    known = {"step": "1s", "link": LINK, "workers": 16, "rows": ROWS, "tell": heard.append}
+    found = fg.planning.plan(like, **known)
+    assert heard == ["dense", "signs"]
     (signs,) = (row for row in found.rows if row.name == "signs")
     assert signs.parts.compress == pytest.approx(0.4, rel=0.01)
     assert signs.parts.decompress == pytest.approx(0.8, rel=0.01)
