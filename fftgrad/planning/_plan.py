@@ -1,6 +1,7 @@
 """Plans: predict which exchange reaches the loss of dense training first."""
 
 import dataclasses
+import math
 import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -278,7 +279,20 @@ def plan(
         if row.ratio and row.loss in ACCEPTED and dense > 2 * row.ratio * one.link_bytes:
             lower = dataclasses.replace(row, loss="check")
             best[i] = one._replace(loss=lower.loss, steps=lower.to_loss)
+    source += _sharing(max(timing.muon for timing in timings.values()), like, over, joined)
     return Plan(sort(best), source)
+
+
+def _sharing(muon: float, like: PyTree, link: Link, groups: Groups) -> str:
+    """Return a sentence with Muon's time under `share_axis`, or "" if that saves no time."""
+    axis, workers = list(groups.axes.items())[-1]
+    share = 2 * -(-sum(map(math.prod, _devices.matrices(like))) // workers)
+    shared = muon / workers
+    shared += _predict.collective_seconds("all-gather", share, workers, groups.links(link)[axis])
+    if shared >= muon:
+        return ""
+    took, instead = quantity(shared, "s"), quantity(muon, "s")
+    return f" With share_axis={axis!r}, Muon's matrices take {took} in place of {instead}."
 
 
 def _cut(row: Candidate, like: PyTree, buckets: int) -> Candidate:

@@ -3,6 +3,7 @@
 import typing
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -78,3 +79,15 @@ def test_a_loss_is_one_to_check_beyond_twice_the_ratio_it_was_measured_with(monk
         plan = fg.planning.plan(like, step="1s", link="1mbit", workers=4, device="h100")
         row = next(row for row in plan.rows if row.name == name)
         assert (row.loss, "check" in row.why_not) == (loss, loss == "check")
+
+
+def test_a_plan_says_where_workers_may_share_the_matrices_of_muon():
+    like = {"up": jax.ShapeDtypeStruct((4096, 4096), jnp.float32)}
+    fast = 8, fg.planning.Link("50GB/s", 0.0)
+    over = {"step": "1s", "link": "100mbit", "workers": 16, "device": "a100"}
+    seconds = max(row.parts.muon for row in fg.planning.plan(like, **over).rows)
+    sent = 7 / 8 * 2 * 4096**2 / 50e9
+    took, instead = (fg.planning._text.quantity(s, "s") for s in (seconds / 8 + sent, seconds))
+    text = fg.planning.plan(like, **over, fast=fast).source
+    assert f"With share_axis='fast', Muon's matrices take {took} in place of {instead}." in text
+    assert "share_axis" not in fg.planning.plan(like, **over).source
