@@ -191,6 +191,5 @@ HELD_OUT: dict[str, Callable[[bool], Task]] = {
         "fine-tuning", 5e-4, source_of("numpy", 100_000), (48, 64, 3, 2), smoke, kind=FineTuning
     ),
     "large": WORKLOADS["large"],
-    "pretraining": pretraining,
 }
 """By name; smaller ones with `True`."""

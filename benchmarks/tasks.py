@@ -56,12 +56,6 @@ def rise(peak: float, steps: int) -> Callable[[int], Any]:
     return optax.linear_schedule(peak / 10, peak, 9)
 
 
-def constant(peak: float, steps: int) -> Callable[[int], Any]:
-    """The same in all steps."""
-    del steps
-    return optax.constant_schedule(peak)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Task:
     """A model, its data, and its optimizer."""
@@ -183,20 +177,6 @@ class AlexNet(nn.Module):
         return nn.Dense(self.classes)(x)
 
 
-class TwoLayers(nn.Module):
-    """2,560 parameters in three leaves."""
-
-    hidden: int = 34
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:  # (B, 8, 8, 1) -> (B, 10)
-        normal, h = nn.initializers.normal, self.hidden
-        bias = self.param("b", nn.initializers.zeros, (h + 10,))
-        down = self.param("down", normal(h**-0.5), (h, 10))
-        up = self.param("up", normal(1 / 8), (64, h))
-        return nn.relu(x.reshape(-1, 64) @ up + bias[:h]) @ down + bias[h:]
-
-
 # Data
 
 
@@ -217,19 +197,6 @@ def images_of(examples: Batch) -> Draw:
     def draw(rng: np.random.Generator, count: int) -> Batch:
         chosen = rng.choice(len(examples[1]), count, replace=False)
         return examples[0][chosen], examples[1][chosen]
-
-    return draw
-
-
-def with_noise(examples: Batch, share: float) -> Draw:
-    """Draws images, and a share of their labels at random, so that gradients do not vanish."""
-
-    def draw(rng: np.random.Generator, count: int) -> Batch:
-        chosen = rng.integers(len(examples[1]), size=count)
-        noisy = rng.random(count) < share
-        return examples[0][chosen], np.where(
-            noisy, rng.integers(10, size=count), examples[1][chosen]
-        )
 
     return draw
 
@@ -310,19 +277,10 @@ def _digits(smoke: bool) -> Task:
     return Task("digits", model, False, 0.05, batch, images_of(train), (test,), "accuracy")
 
 
-def _noisy_digits(smoke: bool) -> Task:
-    del smoke
-    both = tuple(np.concatenate(parts) for parts in zip(*digits(), strict=True))
-    whole = both[0], both[1]
-    draw = with_noise(whole, 0.2)
-    return Task("noisy digits", TwoLayers(), False, 0.1, 16, draw, (whole,), schedule=constant)
-
-
 TASKS: dict[str, Callable[[bool], Task]] = {
     "lm": lambda smoke: language_model("lm", 8e-3, train_lm.corpus(), (64, 64, 2, 4), smoke),
     "digits": _digits,
     "prose": lambda smoke: language_model("prose", 4e-3, prose(), (96, 96, 3, 2), smoke, plateau),
-    "noisy digits": _noisy_digits,
 }
 """Small ones, for many runs; smaller still with `True`."""
 
