@@ -44,8 +44,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-COMMITTED = "steps-200"
-"""The runs of the frontier in the documentation."""
 WIDEST = 12
 """Rates that are tried at most, lest none of them trains."""
 
@@ -137,8 +135,7 @@ def main(argv: list[str] | None = None) -> None:
             runner.train(task, [row for row in rows if task.adam or not row.for_adam])
     print(study.tables(runner.results))
     for draw in study.figures:
-        shown = args.study != "methods" or args.name == COMMITTED
-        save(draw(runner.results), args.out, draw.__name__ + f"-{args.name}" * (not shown))
+        save(draw(runner.results), args.out, draw.__name__)
     print(f"of {runner.path}")
 
 

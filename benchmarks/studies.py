@@ -103,7 +103,6 @@ STUDIES: dict[str, Study] = {
         tasks=("lm", "digits"),
         rates=SWEEP,
         errors=errors,
-        figures=(tables.frontier,),
         smoke=("dense", "PowerSGD rank 1"),
     ),
     # The loss at the end on held-out tasks. The rate of each row, dense too, is swept by factors of

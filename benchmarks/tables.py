@@ -10,7 +10,6 @@ import links
 import numpy as np
 from _record import RESULTS, markdown
 from _style import styles
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from methods import DENSE, ENDS, FOUNDING, ROWS, SECONDS, Method, times
 from program import score
@@ -225,94 +224,6 @@ def _products(found: dict[str, Any]) -> str:
             cells += [f"{count * each:.0f} s" if count and each else "" for count in steps]
         rows.append(cells)
     return markdown(titles, rows)
-
-
-# Figures: the frontier of every method
-
-
-class Spot(NamedTuple):
-    """A method in the figure."""
-
-    ratio: float
-    change: float  # final loss relative to dense in per cent, the mean over seeds
-    name: str
-
-
-TITLES = {"lm": "Language model, Adam", "digits": "Residual network on digits, SGD"}
-NAMED = {
-    "bfloat16",
-    "TernGrad",
-    "PowerSGD rank 4",
-    "DGC 1 %",
-    "top-k 1 %, 4 bits",
-    "majority vote",
-}
-"""Methods with a name in the figure, beside the frontier's; the table has all."""
-MARKERS = "osD^vPX*<>hd"
-
-
-def frontier(results: Results) -> Figure:
-    """Final loss against compression ratio: a panel for each task."""
-    tasks, runs = tasks_of(results), results["runs"]
-    figure = style.figure(0.3 + 4.1 * len(tasks))
-    panels: Any = figure.subplots(len(tasks), 1, squeeze=False)[:, 0]
-    for axes, task in zip(panels, tasks, strict=True):
-        steps = max(r["steps"] for r in runs if r["task"] == task)
-        axes.set_title(f"{TITLES.get(task, task)}: loss after {steps} steps")
-        axes.set_ylabel("held-out loss above dense, %")
-        _panel(axes, spots(runs, task))
-    panels[-1].set_xlabel("times fewer bytes on the links of 8 workers")
-    return figure
-
-
-def spots(runs: Runs, task: str) -> list[Spot]:
-    """Every method of a task but dense."""
-    rows = chosen(runs, task)
-    dense = mean_loss(rows, "dense")
-    return [
-        Spot(ROWS[name].on_link(own[0], 8), 100 * (mean_loss(rows, name) / dense - 1), name)
-        for name, own in rows.items()
-        if name != "dense"
-    ]
-
-
-def best(listed: list[Spot]) -> list[Spot]:
-    """The frontier: no other method has both a lower loss and a higher ratio."""
-    out: list[Spot] = []
-    for spot in sorted(listed, key=lambda s: (-s.ratio, s.change)):
-        if not out or spot.change < out[-1].change:
-            out.append(spot)
-    return out[::-1]
-
-
-def ceiling(changes: Sequence[float]) -> float:
-    """Where a panel ends, so that a few bad results do not press the others together."""
-    changes = [change for change in changes if np.isfinite(change)]
-    low, usual = np.quantile(changes, (0.25, 0.75))
-    return max(c for c in changes if c <= usual + 3 * (usual - low))
-
-
-def _panel(axes: Axes, listed: list[Spot]) -> None:
-    top = ceiling([spot.change for spot in listed])
-    inside, edge = [spot for spot in listed if spot.change <= top], best(listed)
-    bottom = min(0.0, *(spot.change for spot in inside))
-    height = top - bottom
-    axes.set(xscale="log", ylim=(bottom - 0.14 * height, top + 0.08 * height))
-    axes.set_xlim(1, 1.9 * max(spot.ratio for spot in listed))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.axhline(0, color=style.INK, linewidth=1)
-    stairs = [(1.0, edge[0].change)]
-    for spot in edge:
-        stairs += [(stairs[-1][0], spot.change), (spot.ratio, spot.change)]
-    axes.plot(*zip(*stairs, strict=True), color=style.MUTED, linewidth=1, zorder=2)
-    shown = sorted(spot for spot in inside if spot in edge or spot.name in NAMED)
-    for spot in inside:
-        if spot not in shown:
-            axes.plot(spot.ratio, spot.change, "o", color=style.FAINT, markersize=4.5, zorder=3)
-    for spot, marker in zip(shown, itertools.cycle(MARKERS), strict=False):
-        look: Any = {"color": style.color(spot.name), "markersize": 7, "zorder": 4}
-        axes.plot(spot.ratio, spot.change, marker, linestyle="", label=spot.name, **look)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), labelcolor="linecolor", fontsize=9)
 
 
 # Figures: seconds
