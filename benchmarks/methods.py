@@ -453,13 +453,9 @@ NARROW = Method("bfloat16, two stages", lambda own: fg.Recipe(fg.TwoStage(BF16, 
 LINKS: dict[str, Method] = {
     "dense": renamed("dense float32", "dense"),
     "bf16": NARROW,
-    "fft-paper": renamed("FFT whole (paper)", "FFT (paper)"),
     "fft-64": ROWS["FFT 64, 4 %, 4 bits"],
-    "fft-16": ours("FFT 16, 0.1 %, 4 bits", fg.Fft(block=16), MILLE, FOUR),
     "budget": fed_back("DCT 64, budget 120, later 360", fg.Recipe(SWITCHED, FEEDBACK)),
     "top-k": ours("top-k 1 %, 4 bits", PERCENT, FOUR),
-    "top-k-mille": ours("top-k 0.1 %, 4 bits", MILLE, FOUR),
-    "two-stage": by_owners("top-k 1 %, two stages", PERCENT, FOUR),
     "sign": by_owners("sign, two stages", SIGN),
     "lloyd-max": Method(
         "Lloyd-Max 2 bits, two stages",
@@ -473,11 +469,6 @@ LINKS: dict[str, Method] = {
     ),
     "sparse-loco-8": renamed("SparseLoCo, 8 local steps", "SparseLoCo, 8 local steps, outer 1.0"),
     "stream-4": renamed("4 local steps in 4 fragments", "4 local steps in 4 fragments, sign"),
-    "random-k": fed_back("random-k 1 %", fg.Recipe(fg.AllReduce(fg.codecs.RandomK(0.01)), DECAYED)),
-    "redsync": fed_back("RedSync 0.1 %", m.redsync(), corrects=True),
-    "scalecom": renamed("ScaleCom 50x", "ScaleCom 50x", momentum=False),
-    "qsgd": ROWS["QSGD 4 bits"],
-    "terngrad": ROWS["TernGrad"],
     "powersgd": POWER_SGD,
     "acp-sgd": ACP_SGD,
     "dion": Method("Dion rank 16", m.scale_by_dion(rank=16), directs=1e-3),
@@ -498,7 +489,6 @@ LINKS: dict[str, Method] = {
 
 PEERS: dict[str, str] = {
     "torch": "PyTorch DDP",
-    "torch-fp16": "PyTorch DDP, fp16 hook",
     "torch-powersgd": "PyTorch DDP, PowerSGD rank 4",
 }
-"""PyTorch's DistributedDataParallel, and two of the hooks that come with it."""
+"""PyTorch's DistributedDataParallel, and a hook that comes with it."""
