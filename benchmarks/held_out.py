@@ -141,12 +141,6 @@ class Functional:
         return model(x)
 
 
-def tuned(task: Task, params: Params, steps: int, batch: int) -> Params:
-    """After so many steps of Adam at the task's rate, which falls along a cosine."""
-    rate: Any = cosine(task.rate, steps)
-    return trained(task, params, optax.adam(rate, b2=0.99), steps, batch, np.random.default_rng(17))
-
-
 class FineTuning(Task):
     """A task that begins where a dense run on other data ended, and has little data of its own."""
 
@@ -158,8 +152,11 @@ class FineTuning(Task):
     @functools.cached_property
     def _trained(self) -> Params:
         smoke = self.held_out[0][0].shape[1] < 32
-        before = pretraining(smoke)
-        return tuned(before, before.params(0), 2 if smoke else 600, 32)
+        before = language_model("before", 8e-3, train_lm.corpus(), (48, 64, 3, 2), smoke)
+        steps, rng = 2 if smoke else 600, np.random.default_rng(17)
+        rate: Any = cosine(before.rate, steps)
+        tx = optax.adam(rate, b2=0.99)
+        return trained(before, before.params(0), tx, steps, 32, rng)
 
 
 # Tasks
@@ -169,11 +166,6 @@ def _photographs(smoke: bool) -> Task:
     draw, (images, levels) = photographs()
     test, batch = (images[:8], levels[:8]) if smoke else (images, levels), 2 if smoke else 8
     return Task("photographs", Convolutions(4 if smoke else 24), True, 2e-3, batch, draw, (test,))
-
-
-def pretraining(smoke: bool) -> Task:
-    """What fine-tuning begins after: the same model, on the source of Python's library."""
-    return language_model("pretraining", 8e-3, train_lm.corpus(), (48, 64, 3, 2), smoke)
 
 
 HELD_OUT: dict[str, Callable[[bool], Task]] = {

@@ -192,26 +192,8 @@ def _kinds_of_exchange(exchange):
     """Its class, with a state and without, and what it is told by a word or another part."""
     options = {f"{f.name}={getattr(exchange, f.name)}" for f in dataclasses.fields(exchange)}
     told = {option for option in options if option.startswith(("leader", "noise", "variant"))}
-    state = jax.eval_shape(lambda: exchange.init(jnp.zeros(150)))
+    state = jax.eval_shape(exchange.init, jax.ShapeDtypeStruct((150,), "float32"))
     return {type(exchange), (type(exchange), bool(jax.tree.leaves(state))), *told}
-
-
-@functools.cache
-def kinds_of_state(name: str) -> frozenset:
-    """What a checkpoint can tell apart: the types in a state, and who keeps arrays in it."""
-    if name in METHODS:
-        init = jax.vmap(METHODS[name]("data").init, axis_name="data")
-        state = jax.eval_shape(init, {"w": jnp.zeros((4, 16, 32)), "b": jnp.zeros((4, 8))})
-        return frozenset(_types(jax.tree.structure(state)))
-    state = jax.eval_shape(lambda: EXCHANGES[name].init(jnp.zeros(150)))
-    whose = tuple(bool(jax.tree.leaves(field)) for field in state)
-    return frozenset({*_types(jax.tree.structure(state)), whose})
-
-
-def _types(structure) -> set:
-    data = structure.node_data()
-    own = {data[0]} if data else set()
-    return own.union(*map(_types, structure.children()))
 
 
 def drawn(rows, kinds=kinds, *, always=()) -> set:

@@ -1,6 +1,6 @@
 """Trains some steps, from the newest checkpoint if there is one, and saves; one process of several.
 
-checkpoint_program.py FOLDER STEPS SAVE_EVERY [ADDRESS PROCESSES PROCESS]
+checkpoint_program.py FOLDER STEPS SAVE_EVERY [ADDRESS PROCESSES PROCESS] [and FOLDER ...]
 """
 
 import hashlib
@@ -11,6 +11,7 @@ from processes import tell
 
 
 def main(folder, steps, every, address=None, processes=1, process=0):
+    steps, every, processes, process = map(int, (steps, every, processes, process))
     if address is not None:
         jax.distributed.initialize(address, processes, process, heartbeat_timeout_seconds=3)
     import jax.numpy as jnp
@@ -80,8 +81,5 @@ def main(folder, steps, every, address=None, processes=1, process=0):
 
 
 if __name__ == "__main__":
-    folder, steps, every, *rest = sys.argv[1:]
-    if rest:
-        main(folder, int(steps), int(every), rest[0], int(rest[1]), int(rest[2]))
-    else:
-        main(folder, int(steps), int(every))
+    for run in "\n".join(sys.argv[1:]).split("\nand\n"):
+        main(*run.splitlines())

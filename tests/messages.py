@@ -31,8 +31,10 @@ def gathered(codec: fg.codecs.Codec, rows: np.ndarray):
     exchange = fg.AllGather(codec)
 
     def one(x):
-        out = exchange.mean(x, exchange.init(x), fg.exchanges.Comm("data", STEP))
-        own = fg.decompress(codec, fg.compress(codec, x, step=STEP), x, step=STEP)
+        local = jax.random.fold_in(STEP.local, jax.lax.axis_index("data"))
+        step = STEP._replace(local=local)  # so a receiver has not the key of the sender
+        out = exchange.mean(x, exchange.init(x), fg.exchanges.Comm("data", step))
+        own = fg.decompress(codec, fg.compress(codec, x, step=step), x, step=step)
         return out.mean, x - out.error, own
 
     return jax.vmap(one, axis_name="data")(rows)

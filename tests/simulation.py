@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import fftgrad as fg
-from fftgrad.islands import _keys
+from fftgrad.islands import _objects
 from fftgrad.islands._member import Member
 from fftgrad.islands._model import Model
 from fftgrad.islands._objects import Contribution, Manifest
@@ -50,7 +50,7 @@ class World:
             if request.key in self.objects:
                 return False
             assert request.key not in self.removed or "/manifest" not in request.key
-            is_contribution = bool(_keys.contributors([request.key]))
+            is_contribution = bool(_objects.contributors([request.key]))
             cut = is_contribution and self.random.random() < self.faults.cuts
             self.objects[request.key] = request.data[:-9] if cut else request.data
             self.made[request.key] = self.now + self.random.uniform(0, self.faults.lag)
@@ -78,7 +78,7 @@ class World:
     def manifests(self) -> list[Manifest]:
         """Those that decide the rounds."""
         found: list[Manifest] = []
-        while (data := self.objects.get(_keys.manifest(len(found)))) is not None:
+        while (data := self.objects.get(_objects.manifest_key(len(found)))) is not None:
             found.append(Manifest.from_bytes(data, len(found)))
         return found
 
@@ -211,7 +211,7 @@ class Actor:
         for manifest in self.world.manifests():
             for entry in manifest.counted:
                 if entry.who == self.member.who:
-                    data = self.world.ever(_keys.contribution(manifest.round, entry.who))
+                    data = self.world.ever(_objects.contribution_key(manifest.round, entry.who))
                     found.append(self.decoded(data, manifest.round))
         return total(found)
 
@@ -249,7 +249,7 @@ class Mortal(Steady):
 
     def turn(self) -> None:
         super().turn()
-        folder = "" if self.after < 0 else _keys.round_folder(self.after)
+        folder = "" if self.after < 0 else _objects.round_folder(self.after)
         self.dead |= bool(folder) and any(
             key.startswith(f"{folder}{self.name}.") for key in self.world.objects
         )

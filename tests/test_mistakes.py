@@ -201,7 +201,8 @@ MISTAKES = [
     (lambda: pmean(fg.methods.top_k(0.01), 0), "use ErrorFeedback"),
     (lambda: pmean(fg.methods.top_k(0.01), bucketing=""), r"use Bucketing\('leaf'\)"),
     (lambda: step(fg.methods.scale_by_majority_vote(), weight=3), "leave it out, or use a"),
-    (lambda: step(fg.training.multi_steps(pmean(), 2), weight=3), "has_weight=True"),
+    (lambda: step(fg.training.multi_steps(pmean(), 2), weight=3), "steps.*has_weight=True"),
+    (lambda: step(fg.training.delay(), weight=3), "delay.*has_weight=True"),
     (
         lambda: step(optax.masked(pmean(fg.methods.sign_sgd()), {"w": False})),
         r"use fg\.trainable\(tx, mask\)",
@@ -211,7 +212,7 @@ MISTAKES = [
         lambda: fg.optimizers.sharded(optax.polyak_sgd(), workers=4).init(jnp.ones(8)),
         r"sharded\(inner\): .*use optax\.adamw",
     ),
-    (accumulated_by_optax, r"fg\.multi_steps in place of optax\.MultiSteps"),
+    (accumulated_by_optax, r"multi_steps in place of optax\.MultiSteps"),
     (lambda: fg.AllReduce(TOP), r"use AllGather\(TopK\(fraction=0\.1\)\)"),
     (
         lambda: fg.AllReduce(fg.Cast("bfloat16")),

@@ -126,8 +126,8 @@ def restore(
         tree, step, *_ = checkpoint.restore("runs/lm", fresh)
 
     With the same number of workers, the result has the saved bits. For another number of workers or
-    another method, `restore` converts the state as `reshard_state` does. It finds leaves by path,
-    so containers may differ.
+    another method, `restore` converts the state as `reshard_state` does, or refuses like it. It
+    finds leaves by path, so containers may differ.
 
     A checksum of each array detects damage. If a checkpoint is damaged, `restore` warns and reads
     the checkpoint before it.
@@ -137,7 +137,7 @@ def restore(
       like: a fresh tree with the structure, shapes, dtypes and shardings of the result.
       step: the number of a checkpoint. By default, the newest intact checkpoint.
       missing: "refuse" raises an error if a leaf is missing, left over or of another shape. "zero"
-        warns, uses the fresh leaf of `like`, and drops leaves that `like` lacks.
+        warns, uses the leaf of `like` (zero in a fresh state), and drops leaves that `like` lacks.
 
     Raises:
       FileNotFoundError: if the folder has no intact checkpoint, or no intact one of `step`.

@@ -70,8 +70,8 @@ class Threshold(Selector):
     Args:
       fraction: share of the n values to keep; k = ceil(fraction · n).
       search: "binary" or "exact".
-      reuse: number of steps that use one threshold, only for "binary". A threshold that more
-        values exceed than the payload holds is replaced earlier.
+      reuse: number of steps that use one threshold, only for "binary". If more
+        values exceed it than the payload holds, the next step searches anew.
 
     Wire: x float32[n] | complex64[n] -> main of that dtype [c], c = min(n, 2k), or k if exact;
       side: positions, about c (2 + log2(n/c))/8 bytes, and their number, 4 bytes.
@@ -79,7 +79,7 @@ class Threshold(Selector):
     Claims: biased; not summable; kept values are exact.
 
     Differs from the paper: the published code stops when the interval is 0.2 of its first length.
-      This codec halves it up to 8 times, and its logarithm up to 12 times more.
+      This codec halves the interval up to 8 times, and then that of the logarithms up to 12 times.
 
     Example:
       >>> x = jnp.array([1.0, -9.0, 2.0, 8.0, 0.5, 0.1, 0.0, 0.2])
@@ -242,11 +242,12 @@ class AdaCompSide(NamedTuple):
 
 @value
 class AdaComp(Selector):
-    """Selector: keep values that reach their bin's maximum when the gradient is added again.
+    """Selector: keep values that a second such gradient would lift above their bin's maximum.
 
     Let x be the residual plus the gradient g, and g_b the largest |x_i| in bin b. The sign of x_i
     is sent if |x_i + g_i| >= g_b. All signs are decoded with one magnitude, the mean of all g_b.
-    The codec computes g from its own copy of the residual, so use it with `ErrorFeedback()`.
+    The codec finds g by subtracting its own copy of the residual, which is that of
+    `ErrorFeedback()`; so use it with this memory.
 
     Args:
       bin_size: values per bin; the paper uses 50 for convolutions, 500 for other layers.

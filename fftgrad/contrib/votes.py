@@ -222,9 +222,9 @@ def scale_by_datalens(
 
         f = Σ_i v_i + N(0, sigma²),    update = alpha · (1 if f > beta w, -1 if f < -beta w, else 0)
 
-    The v_i are the votes of `TopVotes`, from w workers. This is the paper's TopAgg. `epsilon`
-    bounds the information about one worker's gradients in the updates and the trained model. See
-    docs/privacy.md for the parties that are protected.
+    The v_i are the votes of `TopVotes`, from w workers. This is the paper's TopAgg.
+    `fg.contrib.votes.epsilon` bounds the information about one worker's gradients in the updates
+    and the trained model. See docs/privacy.md for the parties that are protected.
 
     Args:
       votes: the exchange, with the number of votes and the noise.
@@ -237,8 +237,8 @@ def scale_by_datalens(
       axis_name: the axis of the workers.
 
     Returns:
-      An optax transformation with updates -alpha, 0 and alpha. Chain `optax.scale` or `optax.sgd`
-      after it.
+      An optax transformation with updates -alpha, 0 and alpha. Chain `optax.sgd(rate)` after
+      it, which subtracts them.
 
     Wire: as for `votes`.
 

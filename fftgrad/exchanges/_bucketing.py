@@ -43,16 +43,16 @@ class Bucketing:
 
     Args:
       scope: rule for parts: "model", all leaves as one vector; "leaf", each leaf, in its shape; or
-        a function from a leaf's path ("layers/0/w") and shape to the name of its part. None means
-        the scope of the exchange: the scope of its codec rule, "leaf" for `PowerSgd` and `AcpSgd`,
-        or else "model".
+        a function from a leaf's path ("layers/0/w") and shape to the name of its part. With None,
+        the exchange decides: "leaf" for `PowerSgd`, `AcpSgd`, and a function in place of a codec
+        (`SmallDense` has two parts), else "model".
       bucket_bytes: largest size of a bucket, in bytes of the float32 gradient. Buckets are filled
         from the last leaf to the first, because a backward pass computes gradients in this order. A
         bucket waits only for the bucket before it. So a compiler with asynchronous collectives can
-        overlap exchange and backward pass. If a part does not fit, it is cut into vectors that are
-        compressed separately. But a part that is a single leaf, in a scope other than "model", has
-        a bucket of its own and keeps its shape, up to 2^30 values. None: a bucket for every 2^30
-        parameters.
+        overlap exchange and backward pass. A part that does not fit is cut into vectors that are
+        compressed separately. There is one exception: with a scope other than "model", a single
+        leaf that does not fit gets a bucket of its own and keeps its shape, up to 2^30 values.
+        25_000_000 is a good start. None: a bucket for every 2^30 parameters.
 
     Example:
       >>> params = {"w": jnp.ones((100, 100)), "b": jnp.ones(100)}
@@ -143,7 +143,7 @@ def to_buckets(tree: PyTree, bucketing: Bucketing) -> tuple[list[Bucket], Join]:
                 out[i] = flat.reshape(leaves[i].shape)
         return jax.tree.unflatten(structure, out)
 
-    # A bucket holds at most one piece of a part, because two pieces exceed its limit.
+    # No two parts in a bucket have the same name: pieces of a part are in different buckets.
     return [tuple(sorted(bucket, key=lambda part: part.name)) for bucket in buckets], join
 
 
@@ -182,7 +182,7 @@ def _pieces(name: str, leaves: list[jax.Array], bucketing: Bucketing) -> list[Pa
 def _recut(
     vectors: list[jax.Array], sizes: list[int], cut: Callable[..., Any] = _shapes.cut
 ) -> list[jax.Array]:
-    """Cut the concatenation of vectors into pieces of these sizes, without concatenating all."""
+    """Cut consecutive vectors into pieces of these sizes, which may span several vectors."""
     own = [vector.size for vector in vectors]
     ends = sorted({0, *itertools.accumulate(own), *itertools.accumulate(sizes)})
     lengths = [stop - start for start, stop in itertools.pairwise(ends)]

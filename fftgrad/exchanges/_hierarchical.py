@@ -26,21 +26,21 @@ class Hierarchical(Exchange):
     share the traffic. The residual of a group is cut into pieces too, one per worker.
 
     Pass all axes, fast and slow, to `compressed_pmean(axis_name=("slow", "fast"))`. Pass no memory
-    to `compressed_pmean`, because this exchange keeps the residual of the group. Exception: if
-    leaves are narrower than float32, a memory there keeps the rounding error of the mean.
+    to `compressed_pmean`, because this exchange keeps the residual of the group. Only if leaves are
+    narrower than float32, also pass `ErrorFeedback()`, which then keeps the mean's rounding error.
 
     Args:
       fast_axis: name of the axis, or axes, of fast links.
       workers: f, the number of workers along `fast_axis`.
-      slow: exchange over the other axes. Its parts are the pieces, vectors of n/f values. A rule
-        gets the shapes of the pieces, and `PowerSgd` would send the pieces dense.
+      slow: exchange over the other axes. Its parts are the pieces, vectors of n/f values. So
+        `PowerSgd` would send them dense.
       memory: memory of the group for the error of `slow`.
 
     Wire: over the slow links, the bytes of `slow` for n/f values. Over the fast links, f pieces and
       then one piece of the mean, each with a header: 4 (n + f + n/f + 1) bytes.
 
     Claims: all workers get the same bits. If any value is not finite, the mean is NaN throughout.
-      `error` is None, because `memory` already has it.
+      The result of `mean` has `error=None`, because `memory` keeps the error.
 
     Raises:
       ValueError: while tracing, if `fast_axis` is not the last of several axes, if it does not have

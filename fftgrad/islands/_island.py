@@ -51,7 +51,8 @@ class Island:
 
     A background thread sends, reads and decodes contributions while the next steps run. A step
     waits for this thread if `overlap_steps` is 0 and the step contributes, or if a round takes over
-    3 times the deadline. After at most 1.25 times the deadline, the island continues alone.
+    3 times `settings.deadline`. It waits for at most 1.25 deadlines, and the island continues
+    alone.
 
     Args:
       store: a URL, as for `open_store`, or the store that `open_store` returns.
@@ -65,8 +66,9 @@ class Island:
       memory: error feedback, which keeps the unsent part of a change.
       overlap_steps: minimum number of inner steps from a contribution to the new θ̄, below H.
       mixing: the share of the island's own θ in its parameters after a round, in [0, 1).
-      residual: `island.residual` of an earlier start under this name. If a contribution after this
-        residual has counted, the island leaves the residual out and warns.
+      residual: `island.residual` of an earlier start under this name. If a later
+        contribution of this island was counted, the residual is outdated: the island warns and
+        starts without it.
 
     Shapes: the common parameters are float32 for all dtypes of `params`.
 
@@ -77,10 +79,11 @@ class Island:
     Claims: θ̄ has the same bits on all islands, because each island adds the contributions in the
       order of the manifest, by the same program on one CPU device. The bits depend on jaxlib and
       the instruction set. A digest in each contribution detects an island with other bits, which
-      must load the next anchor. If the memory has decay 1, then for each island, counted changes +
-      residual = contributed changes, up to float32 rounding. Late contributions return to the
-      residual. Refused contributions are lost. If an island crashes without a checkpoint, its
-      residual is lost too. After a crash at any instant, the round is either open or closed.
+      must load the next stored θ̄ (an anchor). If the memory has decay 1, then for each island,
+      counted changes + residual = contributed changes, up to float32 rounding. Late contributions
+      return to the residual. Refused contributions are lost. If an island crashes without a
+      checkpoint, its residual is lost too. After a crash at any instant, the round is either open,
+      with the old θ̄, or closed, with the new.
 
     Raises:
       ValueError: if the run has another model, format or outer optimizer, or other settings.

@@ -12,10 +12,9 @@ import warnings
 import zlib
 from typing import Any
 
-from fftgrad.islands import _keys, _residual, _round, _run
-from fftgrad.islands._keys import Who
+from fftgrad.islands import _objects, _residual, _round, _run
 from fftgrad.islands._model import Model, Outer, Programs, Tree
-from fftgrad.islands._objects import Contribution, DamagedError, Manifest
+from fftgrad.islands._objects import Contribution, DamagedError, Manifest, Who
 from fftgrad.islands._residual import Change, Ledger, Residual
 from fftgrad.islands._round import Anchor, Gathering
 from fftgrad.islands._run import Settings
@@ -44,7 +43,7 @@ class Member:
         settings: Settings,
         residual: Residual | None = None,
     ) -> None:
-        self.who = Who(_keys.check_name(name), 0)
+        self.who = Who(_objects.check_name(name), 0)
         _residual.refuse_other(residual, name, model)
         self.model, self.settings = model, settings
         self.ledger = Ledger(memory, model)
@@ -138,7 +137,7 @@ class Member:
         pause = self.settings.deadline / 50
         while self.anchor.round <= self.awaited or self.ledger.pending:
             if not self._is_written:
-                yield Create(_keys.contribution(self.awaited, self.who), self.own)
+                yield Create(_objects.contribution_key(self.awaited, self.who), self.own)
                 self._is_written = True
             yield from self._look()
             if self.anchor.round <= self.awaited or self.ledger.pending:
@@ -153,8 +152,8 @@ class Member:
         number, manifest = self.awaited, None
         if self.anchor.round < number:
             yield from self.catch_up()
-        keys = yield List(_keys.round_folder(number))
-        if self.anchor.round > number or _keys.manifest(number) in keys:
+        keys = yield List(_objects.round_folder(number))
+        if self.anchor.round > number or _objects.manifest_key(number) in keys:
             manifest = yield from self._decision(number)
         if manifest is not None:
             yield from self.obey(manifest)
@@ -197,7 +196,7 @@ class Member:
                 self._alone = number
             return
         yield from _run.check_run(self.run)
-        yield Create(_keys.manifest(number), manifest.to_bytes())
+        yield Create(_objects.manifest_key(number), manifest.to_bytes())
         manifest = yield from self._decision(number)  # another island may have been faster
         if manifest is not None:
             yield from self.obey(manifest)

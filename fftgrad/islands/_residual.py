@@ -9,10 +9,9 @@ import jax
 import numpy as np
 
 from fftgrad._values import check, check_kind
-from fftgrad.islands import _keys, _round
-from fftgrad.islands._keys import Who
+from fftgrad.islands import _objects, _round
 from fftgrad.islands._model import Model, Programs, Tree, on_host
-from fftgrad.islands._objects import DamagedError, Manifest
+from fftgrad.islands._objects import DamagedError, Manifest, Who
 from fftgrad.islands._store import Read, Steps
 from fftgrad.memories import ErrorFeedback
 
@@ -75,7 +74,7 @@ def is_open(residual: Residual, own: Who, opened: int) -> Steps[bool]:
     If so, the residual has the change of this contribution, even if the contribution is newer.
     """
     for incarnation in range(int(residual.incarnation), own.incarnation):
-        key = _keys.contribution(opened, Who(own.island, incarnation))
+        key = _objects.contribution_key(opened, Who(own.island, incarnation))
         if (yield Read(key)) is not None:
             return True
     return False

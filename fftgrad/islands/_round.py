@@ -17,17 +17,16 @@ import numpy as np
 from fftgrad._contracts import PyTree
 from fftgrad._values import check
 from fftgrad.exchanges._parts import Payloads
-from fftgrad.islands import _keys, _objects
-from fftgrad.islands._keys import Who
+from fftgrad.islands import _objects
 from fftgrad.islands._model import Array, Programs, Tree, on_host
-from fftgrad.islands._objects import Contribution, DamagedError, Entry, Manifest, Refusal
+from fftgrad.islands._objects import Contribution, DamagedError, Entry, Manifest, Refusal, Who
 from fftgrad.islands._run import Settings
 from fftgrad.islands._store import Clock, Create, Delete, List, Read, Steps, Wait, settle
 
 
 def decision(number: int) -> Steps[Manifest | None]:
     """Read the manifest of a round; return None if the round is open."""
-    key = _keys.manifest(number)
+    key = _objects.manifest_key(number)
     data = yield Read(key)
     try:
         return None if data is None else Manifest.from_bytes(data, number)
@@ -105,7 +104,7 @@ PATIENCE = 100
 
 def anchor_numbers() -> Steps[list[int]]:
     """Return the rounds of all anchors, in ascending order."""
-    found = [_keys.number_of(key) for key in (yield List(_keys.ANCHORS))]
+    found = [_objects.number_of(key) for key in (yield List(_objects.ANCHORS))]
     return sorted({number for number in found if number is not None})
 
 
@@ -117,7 +116,7 @@ def newest_anchor(
     for number in reversed((yield from anchor_numbers())):
         if number <= after:
             break
-        data = yield Read(_keys.anchor(number))
+        data = yield Read(_objects.anchor_key(number))
         try:
             if data is not None:
                 return read_anchor(data, programs), problem
@@ -136,7 +135,7 @@ def later_anchor(
     seen: set[str] = set()
     end = (yield Clock()) + PATIENCE * deadline
     while (found := (yield from newest_anchor(programs, after))[0]) is None:
-        now = set((yield List(_keys.ROUNDS, _keys.round_folder(max(0, after))))) - seen
+        now = set((yield List(_objects.ROUNDS, _objects.round_folder(max(0, after))))) - seen
         if now:
             seen |= now
             end = (yield Clock()) + PATIENCE * deadline
@@ -155,8 +154,8 @@ def enter_anchor(
     """Return the newest anchor of a run. In a new run, first write `first` as the anchor."""
     found, problem = yield from newest_anchor(programs)
     if found is None and problem is None:
-        if (yield Read(_keys.manifest(0))) is None:
-            data = yield from settle(_keys.anchor(0), first.to_bytes())
+        if (yield Read(_objects.manifest_key(0))) is None:
+            data = yield from settle(_objects.anchor_key(0), first.to_bytes())
             found = read_anchor(data, programs)
         else:  # anchors were removed, or are not listed yet
             found = yield from later_anchor(programs, -1, deadline, tell)
@@ -175,19 +174,19 @@ def keep_anchor(anchor: Anchor, every: int) -> Steps[None]:
     """
     if anchor.round % every:
         return
-    yield Create(_keys.anchor(anchor.round), anchor.to_bytes())
+    yield Create(_objects.anchor_key(anchor.round), anchor.to_bytes())
     found = yield from anchor_numbers()
     before = found[-ANCHORS_KEPT:][0] if found else 0
-    if old := tuple(_keys.anchor(number) for number in found if number < before):
+    if old := tuple(_objects.anchor_key(number) for number in found if number < before):
         yield Delete(old)
     # List also the objects that the last removal should have removed, in case it failed.
-    start = _keys.round_folder(max(0, before - (ANCHORS_KEPT + 1) * every))
+    start = _objects.round_folder(max(0, before - (ANCHORS_KEPT + 1) * every))
     old = tuple(
         key
-        for key in (yield List(_keys.ROUNDS, start))
-        if (number := _keys.number_of(key)) is not None
+        for key in (yield List(_objects.ROUNDS, start))
+        if (number := _objects.number_of(key)) is not None
         and number < before
-        and key != _keys.manifest(number)
+        and key != _objects.manifest_key(number)
     )
     if old:
         yield Delete(old)
@@ -222,7 +221,7 @@ class Gathering:
 
     def look(self, keys: Collection[str], own: Who) -> Steps[bool]:
         """Read new contributions to the open round; return True if the round can close."""
-        for who in sorted(_keys.contributors(keys) - {own}):
+        for who in sorted(_objects.contributors(keys) - {own}):
             yield from self.read(who)
         here, now = {who.island for who in (own, *self.found)}, (yield Clock())
         expected = self.anchor.expected
@@ -236,7 +235,7 @@ class Gathering:
         """Read a contribution, unless an earlier call has read it."""
         if who in self.found:
             return
-        data = yield Read(_keys.contribution(self.anchor.round, who))
+        data = yield Read(_objects.contribution_key(self.anchor.round, who))
         if data is not None:
             self.found[who] = data
 
@@ -247,8 +246,8 @@ class Gathering:
         """
         if self.named is None:
             return []
-        keys = yield List(_keys.round_folder(self.anchor.round - 1))
-        return [who.island for who in _keys.contributors(keys) - set(self.named)]
+        keys = yield List(_objects.round_folder(self.anchor.round - 1))
+        return [who.island for who in _objects.contributors(keys) - set(self.named)]
 
 
 def manifest_of(
@@ -354,7 +353,7 @@ def fetch(number: int, entry: Entry, mine: bytes | None, deadline: float) -> Ste
     data = mine
     while True:
         if not _is_named(data, entry):
-            data = yield Read(_keys.contribution(number, entry.who))
+            data = yield Read(_objects.contribution_key(number, entry.who))
         if data is not None and _is_named(data, entry):
             return data
         newer = yield from anchor_numbers()

@@ -2,10 +2,9 @@
 
 from fftgrad._values import check, check_count, check_kind, check_within, value
 from fftgrad.exchanges import AllGather
-from fftgrad.islands import _keys, _objects
-from fftgrad.islands._keys import Who
+from fftgrad.islands import _objects
 from fftgrad.islands._model import Model
-from fftgrad.islands._objects import DamagedError
+from fftgrad.islands._objects import RUN, DamagedError, Who
 from fftgrad.islands._store import Create, List, Read, Steps, StoreError, settle
 from fftgrad.optimizers._diloco import SPARSE
 
@@ -60,15 +59,15 @@ def enter_run(model: Model, settings: Settings, own: str) -> Steps[bytes]:
     mine = vars(settings) | {"exchange": repr(settings.exchange)}
     about = {"id": own, "model": model.described, "settings": mine}
     try:
-        data = yield from settle(_keys.RUN, _objects.pack_json(about))
-        is_new = yield Create(_keys.RUN, data)  # the same bytes, in case the server replaces them
+        data = yield from settle(RUN, _objects.pack_json(about))
+        is_new = yield Create(RUN, data)  # the same bytes, in case the server replaces them
         got, remedy = "a store that replaces run.json", "use a server with If-None-Match."
         check(not is_new, "Island(store)", "keep existing objects", got, remedy)
         _objects.check_format(_objects.read_json(data), "a run")
         run = _objects.unpack_json(data)
     except DamagedError as error:
         raise ValueError(
-            f"Island(store): must have an intact {_keys.RUN}, got damage ({error}); repair it, or "
+            f"Island(store): must have an intact {RUN}, got damage ({error}); repair it, or "
             "use another folder."
         ) from None
     rule = f"have the {len(run['model'])} leaves of the run"
@@ -87,25 +86,24 @@ def check_run(data: bytes) -> Steps[str]:
     If run.json is missing or belongs to another run, raise an error before the island writes. For
     example, the disk may be unmounted.
     """
-    found = yield Read(_keys.RUN)
+    found = yield Read(RUN)
     if found == data:
         return ""
     try:
         if found is not None:
             _objects.unpack_json(found)
     except DamagedError as error:
-        return f"{_keys.RUN} is damaged ({error}), so no island can join; repair it"
+        return f"{RUN} is damaged ({error}), so no island can join; repair it"
     got = "none" if found is None else "that of another run"
     raise StoreError(
-        f"store: must have the {_keys.RUN} of this run, got {got}; check whether its disk is "
-        "mounted."
+        f"store: must have the {RUN} of this run, got {got}; check whether its disk is mounted."
     )
 
 
 def claim_name(name: str) -> Steps[Who]:
     """Claim the name of an island for a new start, and take it from earlier starts."""
     number = max((yield from _starts(name)), default=0) + 1
-    while not (yield Create(_keys.claim(Who(name, number)), b"")):
+    while not (yield Create(_objects.claim_key(Who(name, number)), b"")):
         number += 1
     return Who(name, number)
 
@@ -119,5 +117,5 @@ def check_name(who: Who) -> Steps[None]:
 
 
 def _starts(name: str) -> Steps[list[int]]:
-    keys = yield List(_keys.claims(name))
-    return [int(key.removeprefix(_keys.claims(name))) for key in keys]
+    keys = yield List(_objects.claims(name))
+    return [int(key.removeprefix(_objects.claims(name))) for key in keys]

@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 from fftgrad._values import check
-from fftgrad.islands import _keys, _round
+from fftgrad.islands import _objects, _round
 from fftgrad.islands._objects import DamagedError, Manifest
 from fftgrad.islands._store import List, Performer, Read, Steps, Store, open_store
 
@@ -68,11 +68,11 @@ def status(store: str | Store, rounds: int = 20) -> Status:
 
 
 def _look(rounds: int) -> Steps[Status]:
-    fine = (yield Read(_keys.RUN)) is not None
-    check(fine, "status(store)", "have a run", f"no {_keys.RUN}", "check the URL.")
+    fine = (yield Read(_objects.RUN)) is not None
+    check(fine, "status(store)", "have a run", f"no {_objects.RUN}", "check the URL.")
     anchor = max((yield from _round.anchor_numbers()), default=0)
-    keys = yield List(_keys.ROUNDS, _keys.round_folder(max(0, anchor - rounds)))
-    closed = [_keys.number_of(key) for key in keys if key.endswith("/manifest.json")]
+    keys = yield List(_objects.ROUNDS, _objects.round_folder(max(0, anchor - rounds)))
+    closed = [_objects.number_of(key) for key in keys if key.endswith("/manifest.json")]
     last = max((number for number in closed if number is not None), default=-1)
     found: list[RoundStatus] = []
     for number in range(max(0, last + 1 - rounds), last + 1):
@@ -82,7 +82,7 @@ def _look(rounds: int) -> Steps[Status]:
             found.append(RoundStatus(number, [], [], {"?": str(error)}, None, 0.0))
         else:
             found += [_of_round(manifest)] if manifest else []
-    came = _keys.contributors(key for key in keys if _keys.number_of(key) == last + 1)
+    came = _objects.contributors(key for key in keys if _objects.number_of(key) == last + 1)
     return Status(last + 1, sorted({who.island for who in came}), anchor, found)
 
 

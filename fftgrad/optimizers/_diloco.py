@@ -63,13 +63,14 @@ def diloco(
     It is a whole optimizer: chain nothing after it, and pass `params` to `update`. Start with
     `optax.adamw(3e-4)` as inner and `optax.sgd(1.0)` as outer. The paper's outer optimizer,
     `optax.sgd(0.7, momentum=0.9, nesterov=True)`, is for uncompressed changes. Error feedback acts
-    like momentum. With a sparse codec, runs with both diverged (docs/results/islands.md).
+    like momentum: with a sparse codec, error feedback and this outer optimizer, runs diverged
+    (docs/results/islands.md).
 
     *Streaming.* With P fragments, the workers exchange one fragment every H/P steps: a P-th of the
     rows of every leaf. The whole model never travels at once. With an overlap of τ steps, the
-    exchange runs in the next inner step and updates `anchor` there. The parameters follow τ inner
-    steps after the worker sent them, θ ← α θ + (1 - α) θ̄, so the worker keeps a share α of its
-    progress since then. If also `fragments=sync_every`, every step exchanges the same number of
+    exchange runs during the next inner step, which updates `anchor`. The parameters change only τ
+    inner steps after they were sent: θ ← α θ + (1 - α) θ̄. So the worker keeps a share α of its
+    progress. If also `fragments=sync_every`, every step exchanges the same number of
     bytes, outside of `lax.cond`. XLA can then overlap the exchange with the backward pass.
 
         outer = optax.sgd(1.0)
@@ -80,9 +81,9 @@ def diloco(
 
     Between two outer steps the parameters differ between the workers. Under `jax.shard_map`, give
     the parameters a leading axis of workers. Evaluate and save `state.anchor`. With
-    `check_vma=False`, JAX does not detect parameters that are declared replicated, and saves those
-    of one worker. Without fragments and overlap, the parameters after an outer step equal
-    `state.anchor` up to one rounding.
+    `check_vma=False`, JAX does not notice if parameters are wrongly declared replicated; a
+    checkpoint would then hold those of one worker only. Without fragments, overlap and mixing, the
+    parameters after an outer step equal `state.anchor` up to one rounding.
 
     In an outer step, `update(..., weight=tokens)` weights the change of this worker. A worker with
     weight 0 sends only its residual. `inner` gets `value=loss` and other extra arguments unchanged;

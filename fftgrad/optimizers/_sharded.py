@@ -63,8 +63,9 @@ def sharded(
     updates of small arrays. It refuses an optimizer that reads a whole leaf or tree (clipping by a
     norm, Adafactor, Muon) or keeps the first parameters (schedule-free). Masks must depend on names
     or `ndim`; masks that depend on sizes are not detected. To clip, chain
-    `fg.training.clip_by_local_norm(1.0)` before this optimizer: the mean's norm is then at most 1
-    too. For different optimizers of different leaves, pass an `optax.partition` as `inner`.
+    `fg.training.clip_by_local_norm(1.0)` before this optimizer: then the mean of the uncompressed
+    gradients has a norm of at most 1 too. For different optimizers of different leaves, pass an
+    `optax.partition` as `inner`.
 
     `update(..., weight=tokens)` weights a worker's gradient, as `compressed_pmean` does. `inner`
     gets `value=loss` as the weighted mean over the workers. Other extra arguments reach `inner`
@@ -87,15 +88,16 @@ def sharded(
       one codec for both: `fg.wire_bytes(fg.TwoStage(codec, workers), params,
       fg.Bucketing("leaf"))`. If you pass `value`, an all-reduce adds 4 bytes.
 
-    Claims: the parameters have the same bits on all workers. A bad step leaves parameters and state
-      unchanged, and `state.skipped` counts it. The state fits only this number of workers:
-      `fg.checkpoint.reshard_state` refuses another.
+    Claims: the parameters have the same bits on all workers. If a gradient or a mean is not finite,
+      parameters and inner state stay unchanged, and `state.skipped` counts the step. The state fits
+      only this number of workers: `fg.checkpoint.reshard_state` refuses another.
 
     Raises:
       ValueError: while tracing, if `params` varies over the axis, a gradient is summed already, or
         a leaf is masked without `allow_masked`.
 
-    Differs from the paper: no second quantization for the links within a machine.
+    Differs from Jia et al.: gradients are quantized once for all links; theirs are quantized once
+      for the links within a machine, and again for those between machines.
 
     Example:
       >>> import optax
@@ -177,7 +179,7 @@ def sharded(
         came = got.stats._replace(finite=_finite.all_finite(got.vectors))
         out = _two_stage.to_all(back, lacks, back.init(), comm.fold(1), came)
         change = _rounded(_shards.from_shards(out.vectors, some), _some(updates))
-        # The next difference includes the rounding errors of the change and of its sum.
+        # Rounding errors of the change, and of the changed parameters, go into the next difference.
         moved = _rounded(map(operator.add, mine, _mine(change, workers, axis_name)), _some(params))
         lacking = tuple(map(operator.sub, master, moved))
         change: Any = _axes.whole(_whole(change, updates))
@@ -229,7 +231,7 @@ def _whole(some: Any, like: PyTree, made: Callable[..., Any] | None = None) -> P
 
     def leaf(like: Any) -> jax.Array:
         if not like.size:
-            # New zeros, because JAX may type the other leaf as varying.
+            # New zeros, because JAX may type the empty leaf of the tree as varying.
             return jnp.zeros(like.shape, like.dtype)
         return made(next(left), like) if made else next(left).astype(like.dtype)
 
@@ -246,7 +248,7 @@ SCALES = 1.0, 300.0, 30.0, 3.0
 
 
 def check_inner(inner: optax.GradientTransformation, like: PyTree) -> None:
-    """Refuse an optimizer whose update of half a leaf differs from half of the leaf's update."""
+    """Refuse an optimizer that updates a shard otherwise than it updates the whole leaf."""
     random = np.random.default_rng(0)
 
     def draw(leaf: Any) -> np.ndarray:

@@ -109,10 +109,10 @@ def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0)
 
     It times an all-reduce, an all-gather and an all-to-all of vectors of 8 KiB to 32 MiB, from the
     moment when all workers are ready until the last one is done. The bandwidth of each kind follows
-    from the difference between the largest and the smallest vector. The latency is the remaining
-    time of the smallest vector. All processes must call this function together. On a slow link,
-    large vectors that would take more than about four times `seconds` are left out. 8 and 256 KiB
-    are always timed.
+    from the difference between the largest and the smallest vector. The latency is what the
+    smallest vector takes beyond its bytes, per round of a ring. All processes must call this
+    function together. On a slow link, large vectors that would take more than about four times
+    `seconds` are left out. 8 and 256 KiB are always timed.
 
     Args:
       mesh: a mesh of real or simulated devices, in one or several processes.
@@ -123,7 +123,8 @@ def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0)
       A `Link`, the same on all workers. Its latency is that of one round of a ring. JAX's CPU
       collectives use only rings: with CPUs, plan with `algorithm="ring"`.
 
-    Wire: up to 64 MiB over each link per collective, which runs at least five times.
+    Wire: a collective sends at most twice the bytes of its vector over each link, so 64 MiB for the
+      largest. Each collective runs at least five times for each size.
 
     Example:
       >>> mesh = jax.make_mesh((2,), ("data",))

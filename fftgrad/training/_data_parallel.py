@@ -34,12 +34,12 @@ def data_parallel(
         train = fg.data_parallel(step, mesh, "data")
         params, state, value = train(params, state, x, y)  # global arrays
 
-    The first arguments are carried from step to step: (params, state), one `TrainState`, or
-    (params, statistics, state). The argument with the state of `compressed_pmean` is the last of
-    them. If `fg.state_specs` shards a leaf, each worker gets its rows of the leaf, else the whole
-    leaf. The remaining arguments are the batch, which is split over its leading axis. `step`
-    returns the carried values in the same order. Any further results, such as a mean loss, must be
-    equal on all workers.
+    The first arguments are carried from step to step: (params, state), one Flax `TrainState`, or
+    (params, statistics of BatchNorm, state). The argument with the state of `compressed_pmean` is
+    the last of them. If `fg.state_specs` shards a leaf, each worker gets its rows of the leaf, else
+    the whole leaf. The remaining arguments are the batch, which is split over its leading axis.
+    `step` returns the carried values in the same order. Any further results, such as a mean loss,
+    must be equal on all workers.
 
     If the mesh has other axes and you pass `param_specs`, all axes are manual, and a step sees its
     shard of each parameter. Without `param_specs`, only the axis of the workers is manual. A step

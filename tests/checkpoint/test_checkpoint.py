@@ -1,10 +1,10 @@
 """To stop and go on is never to have stopped, whatever happens to the files."""
 
 import gc
+import itertools
 import json
 import pathlib
 import signal
-import tempfile
 import time
 import warnings
 
@@ -14,9 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import EXCHANGES, MEMORIES, METHODS, kinds_of_state, sample
-from hypothesis import given
-from hypothesis import strategies as st
+from cases import EXCHANGES, MEMORIES, METHODS, sample
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere, mesh_of
@@ -101,10 +99,7 @@ def filled(shapes, seed):
     return jax.tree.map(of, shapes)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [*sample(METHODS, kinds_of_state), *sample(EXCHANGES, kinds_of_state), *MEMORIES, *OTHERS],
-)
+@pytest.mark.parametrize("name", [*sample(METHODS), *sample(EXCHANGES), *MEMORIES, *OTHERS])
 def test_a_state_comes_back_to_the_bit(tmp_path, name):
     """Of whatever makes one, so that to go on is never to have stopped."""
     state = filled(shapes_of(name), 1)
@@ -382,23 +377,6 @@ def test_copies_that_differ_are_refused(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_state_that_is_passed_as_replicated_is_not_saved(tmp_path):
-    """It trains, and each device keeps its own residual under the name of all."""
-    tx = optax.chain(feedback(), optax.adam(1e-2))
-    run = jax.jit(
-        jax.shard_map(
-            lambda g, s: tx.update(jax.tree.map(lambda a: a[0], g), s),
-            mesh=mesh_of(WORKERS), in_specs=(P(AXIS), P()), out_specs=P(), check_vma=False,
-        )
-    )  # fmt: skip
-    _, state = run(grads(0), tx.init(LIKE))
-    with pytest.raises(
-        ValueError, match=r"save\(0\.memory\.worker_rows\.residual\.b\): must be the same"
-    ):
-        checkpoint.save(tmp_path, 1, state)
-    checkpoint.save(tmp_path, 1, state[1])
-
-
 STORED = (
     *("bool", "int2", "int4", "int8", "int16", "int32", "int64"),
     *("uint8", "uint16", "uint32", "uint64", "complex64", "complex128"),
@@ -406,56 +384,32 @@ STORED = (
     *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
     *("float16", "bfloat16", "float32", "float64"),
 )
-NUMBERS = [
-    st.integers(-(2**63), 2**64 - 1),
-    st.floats(allow_nan=False),
-    st.complex_numbers(allow_nan=False),
-    st.booleans(),
-]
+NUMBERS = [-(2**63), 2**64 - 1, 0, -0.0, 5e-324, np.inf, 1e308 - 1e-9j, True]
 
 
-@st.composite
-def stored(draw):
-    """A leaf of any bits: an array of NumPy or JAX, a scalar, a Python number, or PRNG keys."""
-    kind = draw(st.sampled_from(["numpy", "jax", "scalar", "number", "keys"]))
-    if kind == "number":
-        return draw(st.one_of(NUMBERS))
-    if kind == "keys":
-        return jax.random.key(draw(st.integers(0, 9)), impl=draw(st.sampled_from(["rbg", None])))
-    here = [
-        name
-        for name in STORED
-        if kind != "jax" or np.dtype(name) == jax.dtypes.canonicalize_dtype(name)
-    ]
-    dtype = np.dtype(draw(st.sampled_from(here)))
-    shape = () if kind == "scalar" else draw(st.sampled_from([(), (3,), (2, 3), (0, 2)]))
-    bits = 1 if dtype == np.bool_ else min(8, jax.dtypes.itemsize_bits(dtype))
-    size = int(np.prod(shape)) * dtype.itemsize
-    data = np.frombuffer(draw(st.binary(min_size=size, max_size=size)), np.uint8) & (2**bits - 1)
-    array = data.astype(np.uint8).view(dtype).reshape(shape)
-    return jnp.asarray(array) if kind == "jax" else array[()] if kind == "scalar" else array
+def stored(rng):
+    """Leaves of any bits: arrays of NumPy and JAX, scalars, Python numbers and PRNG keys."""
+    yield from NUMBERS if rng else (type(number)() for number in NUMBERS)
+    yield from (jax.random.key(9 if rng else 99, impl=impl) for impl in ("rbg", "threefry2x32"))
+    for name, shape in itertools.product(STORED, [(), (3,), (2, 3), (0, 2)]):
+        dtype = np.dtype(name)
+        bits = 1 if dtype == np.bool_ else min(8, jax.dtypes.itemsize_bits(dtype))
+        data = np.zeros((*shape, dtype.itemsize), np.uint8)
+        data = rng.integers(0, 2**bits, data.shape, np.uint8) if rng else data
+        array = data.view(dtype).reshape(shape)
+        yield array
+        if not shape:
+            yield array[()]
+        if shape == (3,) and dtype == jax.dtypes.canonicalize_dtype(name):
+            yield jnp.asarray(array)
 
 
-def blank(leaf):
-    if isinstance(leaf, jax.Array):
-        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        return (
-            jax.random.key(99, impl=jax.random.key_impl(leaf))
-            if is_key
-            else jnp.asarray(np.zeros(leaf.shape, leaf.dtype))
-        )
-    if isinstance(leaf, np.ndarray | np.generic):
-        zeros = np.zeros(leaf.shape, leaf.dtype)
-        return zeros[()] if isinstance(leaf, np.generic) else zeros
-    return type(leaf)()
-
-
-@given(st.lists(stored(), max_size=8))
-def test_a_leaf_that_is_saved_comes_back(leaves):
-    tree = {"leaves": leaves, "w": jnp.ones(1), "none": None}
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint.save(folder, 1, tree)
-        assert_same(checkpoint.restore(folder, jax.tree.map(blank, tree)).tree, tree)
+def test_a_leaf_that_is_saved_comes_back(tmp_path):
+    tree, blank = (
+        {"leaves": list(stored(rng)), "none": None} for rng in (np.random.default_rng(0), None)
+    )
+    checkpoint.save(tmp_path, 1, tree)
+    assert_same(checkpoint.restore(tmp_path, blank).tree, tree)
 
 
 NOT_STORED = {
@@ -539,7 +493,7 @@ def test_the_sum_is_the_same_on_devices_and_sees_each_bit(x):
 
 @pytest.mark.smoke
 @pytest.mark.processes
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_it_may_be_killed_at_any_instant(tmp_path, kills):
     """Killed at random instants, in steps and in writes, each next process goes on as if not."""
     cache, folder = tmp_path / "compiled", str(tmp_path / "run")
@@ -554,14 +508,13 @@ def test_it_may_be_killed_at_any_instant(tmp_path, kills):
             restored = int(p.told[0].split()[1]) if done else 0
             assert restored >= done
             done = int(p.told[-1].split()[1])
-    whole = str(tmp_path / "whole")
-    with running(tmp_path, [[PROGRAM, whole, str(done + 3), "9999"]], cache=cache) as (p,):
-        assert p.wait() == 0, p.err.read_text()
-        wanted = p.told[-1]
     saved = max(int(f.name) for f in pathlib.Path(folder).iterdir() if f.name.isdigit())
-    with running(tmp_path, [[PROGRAM, folder, str(done + 3 - saved), "9999"]], cache=cache) as (p,):
+    rest, whole = [folder, str(done + 3 - saved), "9999"], [str(tmp_path / "whole"), str(done + 3)]
+    with running(tmp_path, [[PROGRAM, *rest, "and", *whole, "9999"]], cache=cache) as (p,):
         assert p.wait() == 0, p.err.read_text()
-        assert p.told[-1] == wanted
+        went_on, anew = p.told[0], p.told[2]
+        assert (went_on.split()[0], anew) == ("restored", "anew")
+        assert p.told[1] == p.told[3]
 
 
 @pytest.mark.processes

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import EXCHANGES, HIERARCHIES, MEMORIES, kinds_of_state, sample
+from cases import EXCHANGES, HIERARCHIES, MEMORIES, sample
 from flax import nnx, serialization
 from hypothesis import stateful
 from hypothesis import strategies as st
@@ -118,7 +118,7 @@ def filled(tx, workers, seed=0):
     return to_rows(state)
 
 
-@pytest.mark.parametrize("name", sample(EXCHANGES, kinds_of_state))
+@pytest.mark.parametrize("name", sample(EXCHANGES))
 def test_every_exchange_goes_on_and_the_same_number_is_the_identity(name):
     tx = feedback(EXCHANGES[name])
     state = filled(tx, 4)

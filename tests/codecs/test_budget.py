@@ -6,10 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import floats, values
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
+from cases import values
 
 import fftgrad as fg
 from fftgrad.codecs import _budget
@@ -25,10 +22,6 @@ def both_ways(codec, x):
     filled = isinstance(codec, fg.Budget)
     positions = codec.positions(payload.side, x.size, fg.Step()) if filled else None
     return payload, positions, fg.decompress(codec, payload, x)
-
-
-def compress(codec, x):
-    return both_ways(codec, x)[0]
 
 
 def round_trip(codec, x):
@@ -213,47 +206,7 @@ def test_words_are_counted_across_columns_as_one_after_the_other():
         np.testing.assert_array_equal(*both(SEARCHED[name].astype(np.float32)), err_msg=name)
 
 
-@pytest.mark.parametrize("size", [20, 31, 160])
-@given(x=hnp.arrays(np.float32, 300, elements=floats(99), fill=st.nothing()))
-def test_what_is_sent_is_near_and_among_the_largest(x, size):
-    payload = compress(fg.Budget(bytes=size), x)
-    back = np.asarray(round_trip(fg.Budget(bytes=size), x), np.float64)
-    assert sum(leaf.nbytes for leaf in jax.tree.leaves(payload)) == size // 4 * 4
-    sent = back != 0
-    assert count(payload) == sent.sum()
-    assert np.all(np.abs(back - x)[sent] <= 0.376 * np.abs(x)[sent])
-    if sent.any() and sent.sum() < 300:
-        assert np.abs(x)[~sent].max() <= 1.07 * np.abs(x)[sent].min()
-
-
-def test_what_fills_the_last_bits_has_no_larger_error_than_is_claimed():
-    """Values just below a step that are sent all the same."""
-    worst = 0.0
-    for seed in range(30):
-        x = (2.0 ** np.random.default_rng(seed).integers(-20, 5, 5000)).astype(np.float32)
-        back = np.asarray(round_trip(fg.Budget(ratio=100), x))
-        worst = max(worst, np.max((np.abs(back - x) / x)[back != 0]))
-    assert 1 / 3 + 1e-3 < worst <= 3 / 8 + 1e-6
-
-
-TOP = fg.chain(fg.TopK(fraction=0.02), fg.LogQuantizer(bits=4))
 # Layers of different scale, as a gradient has.
-LAYERS = values((60_000,)) * np.repeat(np.exp(values((60,), 1)), 1000).astype(np.float32)
-FILLED = fg.Budget(bytes=fg.wire_bytes(TOP, LAYERS) - 8)
-
-
-def test_the_message_is_filled_and_nearer_than_top_k_at_the_same_bytes():
-    payload, positions, back = both_ways(FILLED, LAYERS)
-    assert sum(leaf.nbytes for leaf in jax.tree.leaves(payload)) == FILLED.bytes // 4 * 4
-    assert np.mean(np.asarray(payload.side.words) != 0) > 0.97
-    assert count(payload) == int(np.sum(np.asarray(positions) < LAYERS.size))
-
-    def error(back):
-        return np.linalg.norm(np.asarray(back) - LAYERS) / np.linalg.norm(LAYERS)
-
-    assert error(back) < 0.85 * error(round_trip(TOP, LAYERS))
-
-
 def test_a_share_of_it_has_a_share_of_the_bytes():
     assert fg.Budget(bytes=403).shard(4) == fg.Budget(bytes=100)
     assert fg.Budget(bytes=40).shard(4) == fg.Budget(bytes=20)

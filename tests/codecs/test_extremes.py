@@ -3,19 +3,15 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
 from cases import CODECS, values
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from messages import compress, decompress, draws, gathered
+from messages import compress, decompress
 from parallel import AXIS, everywhere
 from stepwise import STEP, once, run
 
 import fftgrad as fg
-from fftgrad.codecs._chain import payload_spec
 
 WORKERS = 4
 
@@ -184,67 +180,6 @@ def test_an_exact_threshold_sends_the_largest_and_no_zeros():
     np.testing.assert_array_equal(y[largest], x[largest])
     few = np.where(np.arange(400) % 100 == 7, x, 0).astype(np.float32)
     np.testing.assert_array_equal(round_trip(codec, few), few)
-
-
-# Any chain
-
-real_transforms = st.one_of(
-    st.sampled_from([4, 16, 64]).map(lambda b: fg.Dct(block=b)),
-    st.sampled_from([4, 16, 64]).map(lambda b: fg.Hadamard(block=b)),
-)
-spectra = st.sampled_from([4, 16, 64, None]).map(lambda b: fg.Fft(block=b))
-fractions = st.sampled_from([0.05, 0.3, 1.0])
-selectors = st.one_of(
-    fractions.map(lambda f: fg.TopK(fraction=f)),
-    st.sampled_from([4, 10, 32]).map(lambda c: fg.ChunkTopK(chunk=c)),
-    fractions.map(lambda f: fg.codecs.RandomK(fraction=f)),
-    fractions.map(lambda f: fg.codecs.RandomK(fraction=f, rescale=True)),
-    st.sampled_from([0.05, 0.3]).map(lambda f: fg.Threshold(fraction=f)),
-)
-range_floats = st.builds(
-    lambda bits, rounding: fg.RangeFloat(bits=bits, rounding=rounding),
-    st.integers(3, 10),
-    st.sampled_from(["nearest", "truncate", "stochastic"]),
-)
-real_quantizers = st.one_of(
-    range_floats,
-    st.just(fg.Sign()),
-    st.just(fg.Cast("bfloat16")),
-    st.integers(2, 6).map(lambda bits: fg.UniformQuantizer(bits=bits, bucket=40)),
-    st.sampled_from([None, 2.5]).map(lambda clip: fg.codecs.Ternary(clip=clip)),
-    st.integers(1, 4).map(lambda bits: fg.codecs.LloydMax(bits=bits, block=32)),
-)
-
-
-@st.composite
-def chains(draw):
-    """Up to two real transforms, perhaps a spectrum, a selector, and a quantizer at the end."""
-    stages = draw(st.lists(real_transforms, max_size=2))
-    complex_ = draw(st.booleans())
-    if complex_:
-        stages.append(draw(spectra))
-    stages += draw(st.lists(selectors, max_size=1))
-    stages += draw(st.lists(range_floats if complex_ else real_quantizers, max_size=1))
-    return fg.chain(*stages)
-
-
-# Each example is a whole program.
-@settings(max_examples=settings.default.max_examples // 2)
-@given(codec=chains(), n=st.sampled_from([1, 33, 130]))
-@pytest.mark.full
-def test_any_chain_is_gathered_to_the_mean_of_what_it_decodes_to(codec, n):
-    exchange = fg.AllGather(codec)
-
-    rows = values((2, n))
-    mean, sent, own = gathered(codec, rows)
-    assert mean.shape == sent.shape == own.shape == rows.shape
-    np.testing.assert_allclose(mean[0], np.mean(sent, axis=0), rtol=1e-4, atol=1e-4)
-    if not draws(codec):
-        np.testing.assert_allclose(sent, own, rtol=1e-4, atol=1e-4)
-    payload = payload_spec(codec, jax.ShapeDtypeStruct((n,), jnp.float32))
-    leaves = jax.tree.leaves((payload.main, payload.side))
-    nbytes = sum(-(-leaf.size * leaf.dtype.itemsize // 4) * 4 for leaf in leaves)
-    assert fg.wire_bytes(codec, rows[0]) == fg.wire_bytes(exchange, rows[0]) == 4 + nbytes
 
 
 # State of a stage, in two stages

@@ -98,7 +98,9 @@ def least(codec, x):
 @given(x=hnp.arrays(np.float32, 64, elements=floats(100)))
 def test_proven_relative_error(rounding, bits, m, x):
     codec = fg.RangeFloat(bits=bits, mantissa=m, rounding=rounding)
-    y = np.asarray(round_trip(codec, x), np.float64)
+    y, overflow = both_ways(codec, x)
+    assert overflow == 0
+    y = np.asarray(y, np.float64)
     inside = np.abs(x) >= float(least(codec, x))
     bound = 2.0 ** -(m + 1) if rounding == "nearest" else 2.0**-m
     assert np.all(np.abs(y - x)[inside] <= bound * np.abs(x)[inside] * (1 + 1e-9))
@@ -116,25 +118,6 @@ def test_beyond_the_range_saturates_and_is_counted():
     y, overflow = both_ways(codec, x)
     assert overflow == 5
     assert y.tolist() == [2.0, 2.0, 1.875, -1.0, -1.0, 2.0]
-
-
-def test_a_fitted_range_reaches_the_largest_value():
-    x = values((1000,))
-    top = np.argmax(np.abs(x))
-    for rounding in ROUNDINGS:
-        codec = fg.RangeFloat(bits=8, rounding=rounding)
-        y, overflow = jax.device_get(both_ways(codec, x))
-        assert abs(y[top] - x[top]) <= 2.0**-codec.m * abs(x[top])
-        assert overflow == 0
-
-
-def test_ranges_at_both_ends_of_float32():
-    for rounding in ROUNDINGS:
-        for largest in (3.4028235e38, 3.3e38, 1e-37, 1.2e-38):
-            x = np.array([largest, -largest, largest / 3], np.float32)
-            y = np.asarray(round_trip(fg.RangeFloat(bits=8, rounding=rounding), x))
-            assert np.all(np.isfinite(y))
-            np.testing.assert_allclose(y[:2], x[:2], rtol=0.07)
 
 
 @pytest.mark.parametrize("bits", [4, 5, 6, 8, 10, 12])

@@ -189,30 +189,6 @@ def test_parameters_that_differ_become_those_of_one_worker_before_codes_travel(v
 # Learning
 
 
-def family(step):
-    """Values of one form, whose size and bend change from step to step and worker to worker."""
-    rng = np.random.default_rng(step)
-    places = np.linspace(0, 3, 32)
-    bends = 1 + rng.normal(size=(WORKERS, 1)) * 0.05
-    return (np.exp(rng.normal()) * np.sin(bends * places + 0.5)).astype(np.float32)
-
-
-@pytest.mark.parametrize("pick", [fg.TopK(k=1), None])
-def test_it_learns_what_has_a_form(pick):
-    net = learned.Autoencoder(encoder=(8, 8), code=2, decoder=(8, 8))
-
-    @jax.jit
-    def run(params, number, rows):
-        return _training.learn(net, params, rows, number % WORKERS, pick, 0.1)
-
-    params, errors = jax.jit(net.init)(), []
-    for step in range(400):
-        params, error = run(params, np.int32(step), family(step))
-        errors.append(float(error))
-    assert np.mean(errors[:10]) > 0.5
-    assert np.mean(errors[-20:]) < 0.25
-
-
 @pytest.mark.parametrize("pick", [fg.TopK(k=1), None])
 def test_what_is_not_finite_moves_nothing_and_a_worker_without_values_teaches_nothing(pick):
     params, rows = jax.jit(NET.init)(), values((WORKERS, 30))

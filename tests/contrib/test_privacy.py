@@ -48,16 +48,6 @@ def test_the_accountant_is_the_closed_form_at_its_best_order(k, sigma, steps, de
     assert privacy.epsilon(silent, np.zeros(N, np.float32), steps=steps, delta=delta) == math.inf
 
 
-def test_delta_of_an_epsilon_by_numpy():
-    """The probability that the privacy loss of the Gaussian mechanism is above it, by sampling."""
-    found = privacy.epsilon(votes(25, 20.0), np.zeros(N, np.float32), steps=4, delta=0.05)
-    distance = math.sqrt(4 * 25 * 4) / 20.0
-    z = np.random.default_rng(0).normal(size=1_000_000)
-    loss = distance * z + distance**2 / 2
-    delta = np.mean(np.maximum(0.0, 1 - np.exp(found - loss)))
-    assert 0 < delta <= 0.05
-
-
 # Of 1000 values in leaves of 600, 399 and 1: what each bucketing votes on.
 BUCKETINGS = {
     "model": (fg.Bucketing(), 25, 100),

@@ -5,10 +5,9 @@ import numpy as np
 from simulation import PARAMS, SETTINGS, Actor, World, run
 
 import fftgrad as fg
-from fftgrad.islands import _keys, _objects, _round
-from fftgrad.islands._keys import Who
+from fftgrad.islands import _objects, _round
 from fftgrad.islands._model import Model, Programs
-from fftgrad.islands._objects import Contribution, Entry, Manifest
+from fftgrad.islands._objects import Contribution, Entry, Manifest, Who
 from fftgrad.islands._residual import Change, Ledger
 from fftgrad.islands._round import Gathering
 from fftgrad.islands._store import Create, Delete, List, Performer, Read
@@ -92,10 +91,10 @@ def test_a_slow_island_counts_and_is_not_waited_for():
 def store_of(rounds, anchors):
     """Two contributions and a manifest of each round, and some anchors."""
     world = World(0)
-    keys = [_keys.anchor(number) for number in anchors]
+    keys = [_objects.anchor_key(number) for number in anchors]
     for number in range(rounds):
-        keys += [_keys.contribution(number, Who(name, 1)) for name in "ab"]
-        keys += [_keys.manifest(number)]
+        keys += [_objects.contribution_key(number, Who(name, 1)) for name in "ab"]
+        keys += [_objects.manifest_key(number)]
     for key in keys:
         world.objects[key], world.made[key] = b"", 0.0
     return world
@@ -104,11 +103,11 @@ def store_of(rounds, anchors):
 def test_two_anchors_are_kept_and_all_that_goes_on_from_the_older_one():
     world = store_of(9, [0, 3, 6])
     answered(_round.keep_anchor(anchor(9), SETTINGS.anchors), world)
-    kept = sorted(key for key in world.objects if key.startswith(_keys.ANCHORS))
-    assert kept == [_keys.anchor(6), _keys.anchor(9)]
-    rounds = {_keys.number_of(key) for key in world.objects if _keys.contributors([key])}
+    kept = sorted(key for key in world.objects if key.startswith(_objects.ANCHORS))
+    assert kept == [_objects.anchor_key(6), _objects.anchor_key(9)]
+    rounds = {_objects.number_of(key) for key in world.objects if _objects.contributors([key])}
     assert rounds == {6, 7, 8}
-    assert {_keys.manifest(number) for number in range(9)} <= world.objects.keys()
+    assert {_objects.manifest_key(number) for number in range(9)} <= world.objects.keys()
 
 
 def entry_of(who, data):
@@ -123,7 +122,7 @@ def fetched(entry, mine, world):
 def test_what_a_manifest_names_is_what_is_obeyed():
     """Neither what the island had read before, nor what is there by now, if that is other bytes."""
     who, world = Who("b", 1), World(0)
-    entry, key = entry_of(who, b"right"), _keys.contribution(3, who)
+    entry, key = entry_of(who, b"right"), _objects.contribution_key(3, who)
     world.objects[key], world.made[key] = b"right", 0.0
     assert fetched(entry, None, world) == b"right"
     assert fetched(entry, b"wrong", world) == b"right"
@@ -145,7 +144,7 @@ def test_islands_draw_differently():
 
     world = World(67)
     run([Alike(world, name, 1, 10.0, settings=settings) for name in "ab"])
-    keys = [_keys.contribution(0, Who(name, 1)) for name in "ab"]
+    keys = [_objects.contribution_key(0, Who(name, 1)) for name in "ab"]
     one, two = (bytes(Contribution.from_bytes(world.objects[key]).blobs[0]) for key in keys)
     assert len(one) == len(two)
     assert one != two

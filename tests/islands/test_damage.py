@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from simulation import PARAMS, SETTINGS, Actor, World, lawful, run, same_bits
 
-from fftgrad.islands import _keys
+from fftgrad.islands import _objects
 from fftgrad.islands._store import StoreError
 
 
@@ -21,9 +21,9 @@ class Damages(Actor):
 
     def note(self):
         super().note()
-        if len(self.changes) > 2 and self.world.objects.get(_keys.manifest(1)):
-            self.whole = self.world.objects[_keys.manifest(1)]
-            self.world.objects[_keys.manifest(1)] = b""
+        if len(self.changes) > 2 and self.world.objects.get(_objects.manifest_key(1)):
+            self.whole = self.world.objects[_objects.manifest_key(1)]
+            self.world.objects[_objects.manifest_key(1)] = b""
 
 
 SPARE = dataclasses.replace(SETTINGS, anchors=6)
@@ -37,7 +37,7 @@ def test_who_joins_passes_a_damaged_manifest_by_an_anchor():
     joiner.ready = 170.0
     with pytest.warns(UserWarning, match="rounds/000000001/manifest.json is damaged"):
         everyone = run([*others, joiner])
-    world.objects[_keys.manifest(1)] = others[0].whole or others[1].whole
+    world.objects[_objects.manifest_key(1)] = others[0].whole or others[1].whole
     lawful(everyone)
     assert sorted(joiner.digests)[:3] == [0, 1, SPARE.anchors]
     assert sum(outcome.counted for outcome in joiner.member.ledger.outcomes) == 4
@@ -53,8 +53,8 @@ def test_a_contribution_in_a_round_that_was_passed_by_an_anchor_is_not_sent_twic
         waited = False
 
         def postpones(self, request):
-            folder = getattr(request, "folder", "") == _keys.round_folder(1)
-            written = _keys.contribution(1, self.member.who) in world.objects
+            folder = getattr(request, "folder", "") == _objects.round_folder(1)
+            written = _objects.contribution_key(1, self.member.who) in world.objects
             if folder and written and not self.waited:
                 self.waited = True
                 return 300.0
@@ -78,7 +78,7 @@ def test_a_contribution_that_was_damaged_and_whose_answer_was_lost_is_no_other_i
 
         def turn(self):
             super().turn()
-            key = _keys.contribution(1, self.member.who)
+            key = _objects.contribution_key(1, self.member.who)
             if not self.lost and key in world.objects:
                 self.lost, world.objects[key] = True, cut(world.objects[key])
                 self._error = StoreError("the answer was lost")
@@ -97,7 +97,7 @@ def test_a_damaged_run_is_told_to_who_starts_and_ends_nobody():
             super().note()
             told.setdefault(self.name, set()).add(self.member.trouble)
             if len(self.changes) == 2:
-                world.objects[_keys.RUN] = self.member.run.replace(b"0.7", b"0.8")
+                world.objects[_objects.RUN] = self.member.run.replace(b"0.7", b"0.8")
 
     everyone = run([Damages(world, name, 5, 10.0) for name in "abc"])
     same_bits(everyone)
@@ -115,8 +115,8 @@ def test_an_anchor_that_is_damaged_is_passed_over_for_the_one_before():
     """Two are kept for that."""
     world = World(57)
     everyone = run([Actor(world, name, 9, 10.0) for name in "abc"])
-    kept = sorted(key for key in world.objects if key.startswith(_keys.ANCHORS))
-    assert kept == [_keys.anchor(6), _keys.anchor(9)]
+    kept = sorted(key for key in world.objects if key.startswith(_objects.ANCHORS))
+    assert kept == [_objects.anchor_key(6), _objects.anchor_key(9)]
     world.objects[kept[-1]] = cut(world.objects[kept[-1]])
     (joiner,) = run([Actor(world, "d", 2, 10.0)])
     digests = same_bits([*everyone, joiner])
@@ -135,7 +135,7 @@ def test_a_manifest_that_names_what_was_altered_since_is_not_obeyed_with_it():
         waited = False
 
         def postpones(self, request):
-            if getattr(request, "folder", "") != _keys.round_folder(1) or self.waited:
+            if getattr(request, "folder", "") != _objects.round_folder(1) or self.waited:
                 return 0.0
             self.waited = True
             return 200.0
@@ -146,7 +146,7 @@ def test_a_manifest_that_names_what_was_altered_since_is_not_obeyed_with_it():
         def note(self):
             super().note()
             if len(self.changes) > 2:
-                key = _keys.contribution(1, self.member.who)
+                key = _objects.contribution_key(1, self.member.who)
                 values = np.frombuffer(world.ever(key), np.uint8).copy()
                 values[-20] ^= 1
                 if key in world.objects and not self.damaged:

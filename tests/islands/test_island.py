@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import fftgrad as fg
-from fftgrad.islands import Settings, _keys
+from fftgrad.islands import Settings, _objects
 
 pytest.importorskip("obstore")
 DENSE = fg.AllGather(fg.codecs.Identity())
@@ -197,7 +197,7 @@ def test_wrong_runs_are_refused_before_the_first_step_and_left_as_they_are():
     with pytest.raises(ValueError, match="Tiles"):
         fg.islands.Island(store, "a", np.zeros(5, np.float32), settings=unfit)
     assert store.list("") == []
-    store.create(_keys.RUN, json.dumps({"format": 99}).encode())
+    store.create(_objects.RUN, json.dumps({"format": 99}).encode())
     with pytest.raises(ValueError, match="must have format 3, got a run of format 99"):
         fg.islands.Island(store, "a", ZEROS)
 
@@ -231,11 +231,11 @@ def test_a_residual_that_is_too_old_is_left_out():
 
 def test_a_contribution_that_is_open_at_the_end_is_counted_once(monkeypatch):
     store = memory()
-    settings = Settings(GREEDY.exchange, sync_every=1, rate=1.0, islands=2, deadline=3.0)
+    settings = Settings(GREEDY.exchange, sync_every=1, rate=1.0, islands=2, deadline=1.0)
     island = greedy(store, settings=settings)
     monkeypatch.setattr(island, "_patience", lambda: 0.0)
     island.step(island.params + PUSH)
-    while not store.list(_keys.ROUNDS):
+    while not store.list(_objects.ROUNDS):
         time.sleep(0.01)
     residual = island.residual
     island.close()
@@ -290,13 +290,13 @@ def test_nobody_goes_on_in_a_store_that_was_emptied_and_begun_anew(monkeypatch):
     with greedy(store) as island, greedy(memory()) as other:
         params = island.step(island.params + PUSH)
         empty(store)
-        for key in ("run.json", _keys.anchor(0)):
+        for key in ("run.json", _objects.anchor_key(0)):
             store.create(key, other._courier.performer._store.read(key))
         island.step(params + PUSH)
         while not island.trouble:
             time.sleep(0.01)
         assert "got that of another run" in island.trouble
-    assert store.list("") == [_keys.anchor(0), "run.json"]
+    assert store.list("") == [_objects.anchor_key(0), "run.json"]
 
 
 @pytest.mark.parametrize("delay", [0, 2])

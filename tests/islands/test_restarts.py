@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from simulation import PARAMS, Steady, World, run, same_bits, total
 
-from fftgrad.islands import _keys, _objects, _run
+from fftgrad.islands import _objects, _run
 
 
 class Dies(Steady):
@@ -15,7 +15,7 @@ class Dies(Steady):
 
     @property
     def has_written(self):
-        return _keys.contribution(self.last, self.member.who) in self.world.objects
+        return _objects.contribution_key(self.last, self.member.who) in self.world.objects
 
     def is_due(self):
         """Whether its program saves it now."""
@@ -43,7 +43,9 @@ def counted(world, actor):
     """What the manifests count of all starts of a name."""
     return total(
         [
-            actor.decoded(world.ever(_keys.contribution(manifest.round, entry.who)), manifest.round)
+            actor.decoded(
+                world.ever(_objects.contribution_key(manifest.round, entry.who)), manifest.round
+            )
             for manifest in world.manifests()
             for entry in manifest.counted
             if entry.island == actor.name

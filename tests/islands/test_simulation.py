@@ -20,7 +20,7 @@ from simulation import (
 )
 
 import fftgrad as fg
-from fftgrad.islands import _keys, _round
+from fftgrad.islands import _objects, _round
 from fftgrad.islands._objects import Contribution
 from fftgrad.islands._store import Create
 
@@ -138,7 +138,7 @@ class Bad(Actor):
         self.spoil = spoil
 
     def spoiled(self, request):
-        if getattr(request, "key", "") != _keys.contribution(2, self.member.who):
+        if getattr(request, "key", "") != _objects.contribution_key(2, self.member.who):
             return request
         if not isinstance(request, Create):
             return request
@@ -175,7 +175,7 @@ POISON = {
     "of weight nan": with_header(weight=float("nan")),
     "of weight 1e-318": with_header(weight=1e-318),
     r"of weight 1e\+308": with_header(weight=1e308),
-    "says that it is of a": with_header(who=_keys.Who("a", 1)),
+    "says that it is of a": with_header(who=_objects.Who("a", 1)),
     "for round 1": with_header(round=1),
     "altered": lambda _, data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
     "altered, or cut off": lambda _, data: data[:-9],
@@ -235,7 +235,9 @@ def test_what_came_too_late_is_sent_in_the_next_round():
 
     class Late(Actor):
         def postpones(self, request):
-            return 100.0 * (getattr(request, "key", "") == _keys.contribution(1, self.member.who))
+            return 100.0 * (
+                getattr(request, "key", "") == _objects.contribution_key(1, self.member.who)
+            )
 
     c = Late(world, "c", 4, 10.0)
     lawful(run([a, b, c]))
@@ -293,7 +295,9 @@ def test_who_comes_back_after_what_it_needs_is_gone_takes_the_newest_anchor():
 
     class CutOff(Actor):
         def postpones(self, request):
-            return 400.0 * (getattr(request, "key", "") == _keys.contribution(2, self.member.who))
+            return 400.0 * (
+                getattr(request, "key", "") == _objects.contribution_key(2, self.member.who)
+            )
 
     others = [Actor(world, name, 30, 10.0) for name in "ab"]
     everyone = run([*others, CutOff(world, "c", 5, 10.0)])
@@ -302,7 +306,7 @@ def test_who_comes_back_after_what_it_needs_is_gone_takes_the_newest_anchor():
     assert back.digests[max(digests)] == digests[max(digests)]
     skipped = set(range(max(digests))) - set(back.digests)
     assert len(skipped) > 2 * SETTINGS.anchors
-    assert _keys.contribution(3, others[0].member.who) in world.removed
+    assert _objects.contribution_key(3, others[0].member.who) in world.removed
     assert next(o for o in back.member.ledger.outcomes if o.round == 2).kept
     back.check_law()
 

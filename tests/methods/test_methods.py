@@ -8,13 +8,13 @@ import numpy as np
 import optax
 import pytest
 import reference_methods as oracles
-from cases import EVERY_CASE, METHODS, gradients, values
-from jax.sharding import PartitionSpec as P
-from parallel import AXIS, mesh_of, train_step
+from cases import EVERY_CASE, METHODS, gradients, one_of_each, values
+from parallel import AXIS
 from stepwise import run, stacked
 
 import fftgrad as fg
 from fftgrad.methods._recipes import RedSyncRule, ScaleComRule
+from fftgrad.ops import _collectives
 
 LIKE = {
     "conv": jax.ShapeDtypeStruct((3, 3, 4, 8), "float32"),
@@ -141,8 +141,9 @@ LOW_RANK = {"acp_sgd", "scale_by_dion", "power_sgd"}
 STEPS = 20
 
 
-@EVERY_CASE
-@pytest.mark.parametrize("name", ORACLES)
+@pytest.mark.parametrize(
+    "name", one_of_each(ORACLES, lambda name: {name.split()[0]}, others=pytest.mark.full)
+)
 def test_twenty_steps_on_four_workers_are_the_papers(name):
     method, make, tolerance = ORACLES[name]
     tx = pmean(method) if isinstance(method, fg.Recipe) else method
@@ -175,29 +176,8 @@ def test_every_method_has_an_oracle():
     assert {n.split()[0] for n in METHODS} == {n.split()[0] for n in ORACLES} | elsewhere
 
 
-def test_a_diminishing_theta_changes_the_bytes_not_the_program():
-    like = {"w": jax.ShapeDtypeStruct((1000,), "float32")}
-    tx = fg.compressed_pmean(
-        fg.methods.fft_sparsification(theta_schedule={0: 0.9, 1: 0.5, 3: 0.0}), axis_name=AXIS
-    )
-    init, update = train_step(tx, 4, like=like)
-    grads = gradients(like, 4)
-    state = init({"w": np.zeros(1000, np.float32)})
-    update = update.lower(grads, state).compile()
-    sent = {c.branch: (c.kind, c.bytes) for c in fg.audit(update)}
-    assert sent[0,][1] < sent[1,][1] < sent[2,][1]
-    assert sent[2,] == ("all-reduce", 4000)
-    exact = np.asarray(grads["w"]).mean(0)
-    errors = []
-    for _ in range(5):
-        mean, state = update(grads, state)
-        errors.append(float(np.linalg.norm(mean["w"] - exact) / np.linalg.norm(exact)))
-    assert errors[0] > errors[1] == errors[2] > 100 * errors[3]
-
-
 def test_theta_falls_with_the_learning_rate():
-    eta = optax.linear_schedule(0.1, 0.0, 100)
-    thetas = fg.methods.diminishing_theta(eta, smoothness=8.1, steps=100)
+    thetas = fg.methods.diminishing_theta(lambda t: 0.1 - t / 1000, smoothness=8.1, steps=100)
     assert thetas[0] == 0.9
     assert list(thetas.values()) == sorted(thetas.values(), reverse=True)
     for step, rate in enumerate(np.linspace(0.1, 0.0, 101)[:-1]):
@@ -207,66 +187,45 @@ def test_theta_falls_with_the_learning_rate():
     assert fg.methods.diminishing_theta(0.1, 10.0, 5, thetas=(0.3,)) == {0: 0.3}
 
 
-@functools.cache
-def recovering(max_error=None, **bounds):
-    """`init` and `update` with the loss, compiled once for each kind of bounds."""
-    tx = fg.compressed_pmean(
-        fg.methods.fft_sparsification(0.9, recover=(0.5, 0.0)), axis_name=AXIS, track_error=True
-    )
-    if bounds:
-        tx = fg.methods.recover_by_loss(tx, **bounds, axis_name=AXIS)
-    specs = fg.state_specs(jax.eval_shape(tx.init, RECOVERED), AXIS)
-    wrap = functools.partial(jax.shard_map, mesh=mesh_of(4))
-
-    def update(rows, state, loss):
-        mean, state = tx.update({"w": rows[0]}, state, value=loss[0])
-        if max_error is not None:
-            state = fg.exchanges.next_level(state, state.error > max_error)
-        return mean, state
-
-    update = jax.jit(wrap(update, in_specs=(P(AXIS), specs, P(AXIS)), out_specs=(P(), specs)))
-    return jax.jit(wrap(tx.init, in_specs=P(), out_specs=specs)), update
-
-
 RECOVERED = {"w": jax.ShapeDtypeStruct((200,), "float32")}
-
-
-def levels(losses, **bounds):
-    """The level after each step, in one program; the last mean, and what it is a mean of."""
-    init, update = recovering(**bounds)
-    state = init({"w": np.zeros(200, np.float32)})
-    found, grads = [], gradients(RECOVERED, 4)["w"]
-    for loss in losses:
-        mean, state = update(grads, state, np.full(4, loss, np.float32))
-        found.append(int(getattr(state, "inner", state).exchange[0].shared.level))
-    assert update._cache_size() == 1
-    return found, mean, grads
+RECOVERING = fg.methods.recover_by_loss(
+    pmean(fg.methods.fft_sparsification(0.9, recover=(0.5, 0.0)), track_error=True),
+    tolerance=0.1,
+    axis_name=AXIS,
+)
 
 
 def test_recovery_watches_in_a_few_bytes():
     """The loss takes 4 bytes, beside the 12 of the error that the state keeps."""
-    init, update = recovering(tolerance=0.1)
-    state = jax.eval_shape(init, {"w": np.zeros(200, np.float32)})
-    args = gradients(RECOVERED, 4)["w"], state, np.ones(4, np.float32)
-    found = fg.audit(update.lower(*args).compile())
+
+    def update(grads, state, loss):
+        return RECOVERING.update(grads, state, value=loss)
+
+    args = (
+        RECOVERED,
+        jax.eval_shape(RECOVERING.init, RECOVERED),
+        jax.ShapeDtypeStruct((), "float32"),
+    )
+    found = _collectives.collectives(update, {AXIS: 4}, *args)
     assert sum(c.bytes for c in found if c.branch == ()) == 4 + 12
     assert {c.branch for c in found} == {(), (0,), (1,), (2,)}
 
 
-@pytest.mark.full
-def test_recovery_by_the_caller_who_goes_by_the_error():
-    found, mean, grads = levels([1.0] * 5, max_error=0.1)
-    assert found == [1, 2, 2, 2, 2]
-    np.testing.assert_allclose(mean["w"], grads.mean(0), atol=1e-5)
-    assert levels([1.0] * 5, max_error=10.0)[0] == [0] * 5
-
-
-def test_recovery_by_the_loss():
-    found, mean, grads = levels([2.0, 1.0, 1.0, 9.0, 1.0, 9.0, 1.0], tolerance=0.1)
-    assert found == [0, 0, 0, 1, 1, 2, 2]
-    np.testing.assert_allclose(mean["w"], grads.mean(0), atol=1e-5)
-    assert levels([2.0, 1.9, 1.8, 1.7, 1.6], tolerance=0.1)[0] == [0] * 5
-    assert levels([2.0, np.nan, 2.0, np.inf, 2.0], tolerance=0.1)[0] == [0, 1, 1, 2, 2]
+@EVERY_CASE
+@pytest.mark.parametrize(
+    ("losses", "levels"),
+    [
+        ([2.0, 1.0, 1.0, 9.0, 1.0, 9.0, 1.0], [0, 0, 0, 1, 1, 2, 2]),
+        ([2.0, 1.9, 1.8, 1.7, 1.6, 1.5, 1.4], [0] * 7),
+        ([2.0, np.nan, 2.0, np.inf, 2.0, 1.0, 1.0], [0, 1, 1, 2, 2, 2, 2]),
+    ],
+)
+def test_recovery_by_the_loss(losses, levels):
+    grads, loss = gradients(RECOVERED, 4), np.tile(np.float32(losses)[:, None], 4)
+    means, states = run(RECOVERING, stacked([grads] * len(losses)), value=loss)
+    assert states.inner.exchange[0].shared.level[:, 0].tolist() == levels
+    if levels[-1] == 2:
+        np.testing.assert_allclose(means["w"][-1, 0], grads["w"].mean(0), atol=1e-5)
 
 
 def test_scalecom_chunks_follow_the_work_of_an_element():

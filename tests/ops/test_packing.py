@@ -123,7 +123,7 @@ def test_arbitrary_words_decode_within_bounds(n, k, data):
 @EVERY_CASE
 @pytest.mark.usefixtures("platform")
 def test_running_sums_and_maxima():
-    for n in (1, 127, 128, 129, 5000, 1_100_000):
+    for n in (1, 128, 129, 1_100_000):
         x = np.random.default_rng(n).integers(0, 1000, n).astype(np.int32)
         sums, maxima = jax.jit(lambda x: (_count.cumsum(x), _count.cummax(x)))(x)
         np.testing.assert_array_equal(sums, np.cumsum(x))

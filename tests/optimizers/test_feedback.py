@@ -82,51 +82,6 @@ def test_a_lead_trains_as_far_as_the_theory_says(late, lead):
     assert not np.abs(end(1.05 * edge)).max() <= 1
 
 
-# The rates of arXiv:2506.05271
-
-
-def contraction(small, large, lost):
-    """The best step of feedback and of EF21 for curvatures in between, and its worst case."""
-    root = lost**0.5
-    step = 2 / (large + small) * (1 - root) / (1 + root)
-    gap = large - small
-    spread = (gap**2 + 16 * large * small * root / (1 + root) ** 2) ** 0.5
-    multiplier = step / (large + small) * ((1 - root) * gap + (1 + root) * spread)
-    return step, root + (1 + root) * gap * multiplier / 4
-
-
-@pytest.mark.parametrize(("large", "lost", "rate"), [(2.0, 0.25, 0.632556), (10.0, 0.5, 0.939368)])
-def test_the_worst_case_is_the_published_one(large, lost, rate):
-    assert contraction(1.0, large, lost)[1] == pytest.approx(rate, abs=1e-6)
-
-
-def curvatures(large, n, seed):
-    """A random quadratic with these extremes, as a matrix."""
-    rng = np.random.default_rng(seed)
-    basis = np.linalg.qr(rng.standard_normal((n, n)))[0]
-    spectrum = np.concatenate([[1.0, large], rng.uniform(1.0, large, n - 2)])
-    return (basis * spectrum @ basis.T).astype(np.float32)
-
-
-@pytest.mark.parametrize("large", [2.0, 10.0])
-@pytest.mark.parametrize(("k", "n"), [(12, 16), (8, 16)])
-def test_feedback_contracts_as_its_worst_case_allows(k, n, large):
-    """Top-k of n loses at most 1 - k/n; the Lyapunov function is that of Theorem 1."""
-    lost = 1 - k / n
-    step, bound = contraction(1.0, large, lost)
-    c = 1 / (2 + lost**-0.5)
-    tx = fg.compressed_pmean(fg.AllGather(fg.TopK(k=k)), fg.ErrorFeedback(), axis_name=AXIS)
-    tx = optax.chain(optax.stateless(lambda hessian, x: hessian @ x), tx, optax.scale(-step))
-    for seed in range(2):
-        start, hessian = normal(seed, n), curvatures(large, n, seed)
-        points, states = run(tx, np.tile(hessian, (25, 2, 1, 1)), start)
-        residuals = optax.tree.get(states, "residual")[:, 0].reshape(25, n)
-        x = np.concatenate([start[None], points[:, 0]]).astype(np.float64)
-        e = step * np.concatenate([np.zeros((1, n)), residuals])
-        energy = np.sum(c * x * x - 2 * c * x * e + (1 - c) * e * e, axis=1)
-        assert np.all(energy[1:] <= bound * energy[:-1] * (1 + 1e-4) + 1e-12)
-
-
 # Muon
 
 

@@ -180,34 +180,35 @@ def test_leaves_that_another_one_averages_may_be_hidden():
 @pytest.mark.parametrize("which", ["updates", "params"])
 def test_summed_gradients_and_sharded_parameters_are_refused(which):
     tx = fg.optimizers.sharded(optax.sgd(0.1), WORKERS, axis_name=AXIS)
-    state = fg.init_state(tx, PARAMS, mesh_of(WORKERS), AXIS)
-    specs = fg.state_specs(state, AXIS)
 
-    def step(own, state, same):
+    def step(own, same):
         own = jax.tree.map(lambda a: a[0], own)
         grads, params = (same, same) if which == "updates" else (own, own)
-        return tx.update(grads, state, params)
+        return tx.update(grads, tx.init(same), params)[0]
 
     message = {
         "updates": r"sharded\(updates\['b'\]\): must be the gradient of one worker's own batch",
         "params": r"sharded\.update\(params\['b'\]\): must be the same on all workers",
     }
-    mapped = jax.shard_map(
-        step, mesh=mesh_of(WORKERS), in_specs=(P(AXIS), specs, P()), out_specs=(P(), specs)
-    )
+    mapped = jax.shard_map(step, mesh=mesh_of(WORKERS), in_specs=(P(AXIS), P()), out_specs=P())
     with pytest.raises(ValueError, match=message[which]):
-        jax.eval_shape(mapped, of_workers(), state, PARAMS)
+        jax.eval_shape(mapped, of_workers(), PARAMS)
 
 
 # Draws
 
 
-def test_another_key_draws_otherwise():
-    grads = of_workers()
-    keys = (0, 1, jax.random.key(1))
-    txs = [fg.optimizers.sharded(optax.sgd(0.1), WORKERS, key=k, axis_name=AXIS) for k in keys]
-    found = [np.asarray(moves["w"]).tobytes() for moves, _ in several(txs)(grads)]
+def test_another_key_draws_otherwise_and_what_is_drawn_to_send_is_drawn_to_receive():
+    """The signs of a rotation, on either way."""
+    rotated = {"gradients": fg.Hadamard(block=16), "parameters": fg.Hadamard(block=16)}
+    two_bits = dict.fromkeys(("gradients", "parameters"), fg.UniformQuantizer(bits=2))
+    options = [*({"key": k, **two_bits} for k in (0, 1, jax.random.key(1))), rotated, LOSSLESS]
+    txs = [fg.optimizers.sharded(optax.sgd(0.1), WORKERS, axis_name=AXIS, **one) for one in options]
+    *keyed, there, exact = [moves for moves, _ in several(txs)(of_workers())]
+    found = [np.asarray(moves["w"]).tobytes() for moves in keyed]
     assert found[0] != found[1] == found[2]
+    for name, leaf in exact.items():
+        np.testing.assert_allclose(there[name], leaf, rtol=1e-3, atol=1e-4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,16 +229,3 @@ def test_the_way_back_has_draws_of_its_own():
     )
     moves, _ = rows(tx, params=np.zeros(8, np.float32))(np.zeros((WORKERS, 8), np.float32), {})
     assert np.abs(np.asarray(moves)).min() > 1e-3
-
-
-def test_what_is_drawn_to_send_is_drawn_to_receive():
-    """The signs of a rotation, on either way."""
-    rotated = {"gradients": fg.Hadamard(block=16), "parameters": fg.Hadamard(block=16)}
-    there, exact = several(
-        [
-            fg.optimizers.sharded(optax.sgd(0.1), WORKERS, axis_name=AXIS, **codecs)
-            for codecs in (rotated, LOSSLESS)
-        ]
-    )(of_workers())
-    for name, leaf in exact[0].items():
-        np.testing.assert_allclose(there[0][name], leaf, rtol=1e-3, atol=1e-4)

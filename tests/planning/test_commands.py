@@ -19,7 +19,7 @@ import fftgrad as fg
 from fftgrad import planning
 from fftgrad.__main__ import main
 from fftgrad.planning import _candidates, _commands, _devices, _plan
-from fftgrad.planning._text import quantity, table, three_digits
+from fftgrad.planning._text import quantity, three_digits
 from fftgrad.planning._timing import Timed
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -116,16 +116,6 @@ def test_quantities_have_three_digits():
     assert told == ["312 ms", "0 s", "100 ns", "1,000 s", "12,300 s", "inf s"]
     assert quantity(12345.0, "B") == "12.3 kB"
     assert [three_digits(x) for x in (1976.3, 0.51234, 2.0)] == ["1,980", "0.512", "2"]
-
-
-def test_a_table_has_names_on_the_left_and_numbers_on_the_right():
-    found = table(("row", "s", "loss"), [("a", "1.5", "as dense"), ("longer", "10", "x")], (0, 2))
-    assert found.splitlines() == [
-        "row      s loss",
-        "-" * 19,
-        "a      1.5 as dense",
-        "longer  10 x",
-    ]
 
 
 # plan

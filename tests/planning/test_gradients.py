@@ -77,13 +77,6 @@ def test_planted_supports_are_found():
     assert says(found, "worth a try", "37%")
 
 
-def test_independent_workers_have_what_chance_gives():
-    found = plain(of_workers(*np.random.default_rng(2).standard_normal((4, 1 << 16))))
-    assert found.overlap == pytest.approx(0.01, abs=0.003)
-    assert found.cosine == pytest.approx(0, abs=0.01)
-    assert says(found, "AllGather", "share 1%")
-
-
 def test_signal_and_noise_are_those_that_were_added():
     rows = [WHITE + 2 * RNG.standard_normal(N).astype(np.float32) for _ in range(6)]
     found = plain(of_workers(*rows, steps=2))

@@ -20,15 +20,6 @@ def plan(step="100ms", link="1gbit", workers=4, **options):
     return fg.planning.plan(LIKE, step=step, link=link, workers=workers, buckets=1, **options)
 
 
-def planned(row, timing=NONE, link="100gbit", workers=4, step="100ms", **options):
-    """The rows of a plan of dense and another row, which takes nothing here if nothing is said."""
-    timings = {"dense": NONE, row.name: timing}
-    found = plan(
-        step=step, link=link, workers=workers, rows=[DENSE, row], timings=timings, **options
-    )
-    return found, next(one for one in found.rows if one.name == row.name)
-
-
 def faster_by(factor, **options):
     """The recommended row where an identical exchange is so many times as fast."""
     row = fg.planning.Candidate("other", fg.AllReduce(), loss="close", **options)
@@ -44,26 +35,6 @@ def test_a_row_has_to_be_a_tenth_faster_to_the_same_loss():
     assert faster_by(1.12, steps=1.13) == ("dense", "slower")
     assert faster_by(1.23, steps=1.13) == ("dense", "under 10% faster")
     assert faster_by(1.25, steps=1.13) == ("other", "")
-
-
-def test_the_order_is_that_of_seconds_to_the_same_loss():
-    rows = [DENSE, *(fg.planning.Candidate(f"{steps}", fg.AllReduce(), loss="close", steps=steps)
-                     for steps in (1.3, 1.0, 1.2))]  # fmt: skip
-    timings = {row.name: fg.planning.Timing(0.0, 1.0) if row.dense else NONE for row in rows}
-    found = plan(step=0.1, rows=rows, timings=timings)
-    assert [row.name for row in found.rows] == ["1.0", "1.2", "1.3", "dense"]
-    assert [row.to_loss / row.seconds for row in found.rows] == pytest.approx([1, 1.2, 1.3, 1])
-
-
-def test_a_row_that_loses_over_slow_links_says_so():
-    """In a ring a gather has half the rounds of a sum, and so wins where bytes cost nothing."""
-    row = fg.planning.Candidate("gather", fg.AllGather(fg.UniformQuantizer(bits=4)))
-    own = {"timing": fg.planning.Timing(0.0, 0.003), "workers": 64, "algorithm": "ring"}
-    found, told = planned(row, link=fg.planning.Link("100mbit", "100us"), **own)
-    assert told.seconds > found.dense.seconds / 0.3
-    assert not found.compress
-    found, told = planned(row, link=fg.planning.Link(1e14, "100us"), **own)
-    assert told.seconds < found.dense.seconds
 
 
 def test_low_ranks_are_for_matrices():

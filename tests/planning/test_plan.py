@@ -4,12 +4,10 @@ import functools
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from cases import SLOW, drawn
-from parallel import train_step
 
 import fftgrad as fg
 from fftgrad.exchanges import _bucketing
@@ -164,20 +162,6 @@ def test_the_code_makes_what_was_meant(fast, choose):
         assert eval(f"fg.Recipe({inside})", space) == row.recipe
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_the_best_trains(whole):
-    """The line as printed, in a chain, on real devices: of what is an optimizer, and is none."""
-    row = next(row for row in usual().rows if row.every == 1 and row.whole == whole)
-    made = eval(row.code, {"fg": fg, "optax": optax, "learning_rate": 0.1})
-    tx = made if row.whole else optax.chain(made, optax.sgd(0.1))
-    init, update = train_step(tx, WORKERS, like=LIKE)
-    params = jax.tree.map(lambda a: np.ones(a.shape, np.float32), LIKE)
-    grads = jax.tree.map(lambda a: np.stack([a] * WORKERS), params)
-    updates, _ = update(grads, init(params))
-    assert np.all(np.isfinite(updates["w"]))
-    assert np.any(updates["w"])
-
-
 def test_what_is_printed_is_python():
     """With what becomes of the user's optimizer."""
     rows = by_name(usual())
@@ -271,27 +255,11 @@ def test_mistakes_are_answered_before_anything_is_timed(monkeypatch, make, error
         make()
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_local_steps_of_a_named_optimizer_have_something_to_send(number):
-    like = jax.ShapeDtypeStruct((64, 64), "float32")
-    rows = [row for row in _candidates.candidates(like, 4) if row.every > 1 and row.optimizer]
-    assert len(rows) == 2
-    params = np.zeros(like.shape, like.dtype)
-    tx = rows[number].transformation("data")
-    state, update = jax.jit(tx.init)(params), jax.jit(_timing.alone(tx.update, {"data": 4}))
-    for _ in range(rows[number].every):
-        _, state = update(params + 1, state, params)
-    assert np.any(optax.tree.get(state, "anchor"))
-
-
 def test_a_momentum_of_sgd_has_its_place_in_the_line():
     mine = functools.partial(fg.optimizers.feedback_sgd, momentum=0.5)
     row = fg.planning.Candidate("mine", fg.methods.top_k(0.1), optimizer=mine)
     made = eval(row.code("data"), {"fg": fg, "learning_rate": 0.1})
     assert jax.eval_shape(made.init, np.zeros(9, np.float32))[1] is not None
-
-
-FAST = (2, fg.planning.Link("50GB/s", "10us"))
 
 
 def none(rows):
@@ -317,38 +285,6 @@ def test_over_fast_links_the_memory_is_that_of_the_group():
         own = row.recipe.exchange
         assert row.recipe == fg.Recipe(own)
         assert fg.Recipe(own.slow, own.memory) == alone[row.name].recipe
-
-
-def planned(**options):
-    some = ("dense float32", "QSGD 4 bits", "4 local steps, signs")
-    usual = _candidates.candidates(LIKE, 4, 2 if "fast" in options else 1)
-    rows = [row for row in usual if row.name in some]
-    known = {"step": "1ms", "timings": none(rows), "workers": 8 if "fast" in options else 4}
-    return by_name(plan("1gbit", rows=rows, **known, **options))
-
-
-def test_local_steps_over_two_levels_meet():
-    """As printed: each worker on its own, and after four steps all the same."""
-    code = planned(fast=FAST)["4 local steps, signs"].code
-    tx = eval(code, {"fg": fg, "optax": optax, "optimizer": optax.sgd(0.1)})
-    like = {"w": np.ones(300, np.float32)}
-    grads = np.random.default_rng(0).standard_normal((4, 4, 2, 300), np.float32)
-
-    def train(gradient):
-        params, state, seen = like, tx.init(like), []
-        for turn in range(4):
-            updates, state = tx.update({"w": gradient[turn]}, state, params)
-            params = optax.apply_updates(params, updates)
-            seen.append(params["w"])
-        return jnp.stack(seen)
-
-    inner = jax.vmap(train, axis_name="fast", in_axes=1, out_axes=1)
-    seen = jax.jit(jax.vmap(inner, axis_name="slow", in_axes=1, out_axes=1))(grads)
-    rows = np.asarray(seen).reshape(4, 8, 300)
-    assert np.all(np.isfinite(rows))
-    assert len(np.unique(rows[2], axis=0)) == 8
-    assert len(np.unique(rows[3], axis=0)) == 1
-    assert np.any(rows[3][0] != 1)
 
 
 def test_all_that_is_compared_of_two_levels_is_hierarchical():

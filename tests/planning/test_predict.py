@@ -234,18 +234,6 @@ def test_local_steps_are_timed_until_they_meet(monkeypatch):
     assert ended == [4]
 
 
-@pytest.mark.full
-def test_more_workers_take_longer_to_decode():
-    """On one device, whatever their number."""
-    like = jax.ShapeDtypeStruct((1 << 18,), "float32")
-    codec = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.5))
-    tx = fg.compressed_pmean(fg.AllGather(codec), axis_name="data")
-    few, many = (
-        fg.planning.time_exchange(tx, like, {"data": workers}, seconds=0.05) for workers in (2, 128)
-    )
-    assert many.decompress > few.decompress
-
-
 def test_what_is_timed_with_is_no_zeros():
     tree, other = _timing.heavy_tailed(LIKE)
     assert tree["b"].dtype == jnp.bfloat16

@@ -55,14 +55,10 @@ def test_at_a_size_that_was_timed_it_is_the_time():
         assert (found[name].muon > 0) == ("Muon" in name)
 
 
-def test_beyond_it_grows_with_the_values_and_with_the_workers():
+def test_beyond_it_grows_with_the_values():
     for name, timing in timings(10 * MOST).items():
         if "Muon" not in name:
             assert timing == pytest.approx(np.multiply(10, timings(MOST)[name])), name
-    few, many = timings(MOST, 4), timings(MOST, 64)
-    gathered = "top-k 4 %, 4 bits"
-    assert few[gathered].decompress < many[gathered].decompress
-    assert all(few[name].decompress <= many[name].decompress for name in few)
 
 
 def test_only_what_is_gathered_costs_more_with_more_workers():

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import EXCHANGES, HIERARCHIES, MEMORIES, TILED, one_of_each, sample
+from cases import EXCHANGES, HIERARCHIES, MEMORIES, TILED, sample
 from jax import lax
 from parallel import mesh_of
 
@@ -26,6 +26,7 @@ def unseen(default):
 
 
 LIKE = jax.ShapeDtypeStruct((150,), jnp.float32)
+FULL = pytest.mark.full
 ALIKE = {"a": LIKE, "b": LIKE}
 """Leaves of one shape share the programs of single operations."""
 
@@ -35,7 +36,13 @@ def test_a_codec_of_one_shape_passes(codec):
     testing.check_codec(codec, sizes=(110,), eager=False)
 
 
-@pytest.mark.parametrize("name", one_of_each(MEMORIES, always=["feedback"]))
+NARROW = "narrow feedback"  # which rounds by chance: 45 programs
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*sample(MEMORIES.keys() - {NARROW}, always=["feedback"]), pytest.param(NARROW, marks=FULL)],
+)
 def test_memories_of_the_library_pass(name):
     testing.check_memory(MEMORIES[name], ALIKE, telescopes=name == "feedback")
 

@@ -9,22 +9,22 @@ import optax
 import pytest
 from cases import EXCHANGES, HIERARCHIES, gradients, sample, values
 from jax.sharding import PartitionSpec as P
-from parallel import AXES, grid, of_size, two_axes, unshard, with_model, zeros
+from parallel import AXES, flat, grid, of_size, two_axes, unshard, with_model, zeros
 
 import fftgrad as fg
 
-LIKE = {"w": jax.ShapeDtypeStruct((10, 11), "float32"), "b": jax.ShapeDtypeStruct((7,), "float32")}
+LIKE = {"w": jax.ShapeDtypeStruct((10, 11), "float32"), "b": jax.ShapeDtypeStruct((7,), "bfloat16")}
 
 
 def hierarchical(exchange, check_vma=True):
     """`init` and `update` on a (2, 4) mesh."""
-    tx = fg.compressed_pmean(exchange, axis_name=AXES)
+    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXES)
     specs = fg.state_specs(jax.eval_shape(tx.init, LIKE), AXES)
     wrap = functools.partial(jax.shard_map, mesh=grid(2, 4), check_vma=check_vma)
 
     def update(rows, state):
         grads = jax.tree.map(lambda g: g[0], rows)
-        return tx.update(grads, state, value=grads["b"][0])  # a loss, for what watches it
+        return tx.update(grads, state, value=grads["w"][0, 0])  # a loss, for what watches it
 
     init = jax.jit(wrap(tx.init, in_specs=P(), out_specs=specs))
     return init, jax.jit(wrap(update, in_specs=(P(AXES), specs), out_specs=(P(), specs)))
@@ -36,7 +36,10 @@ def of_step(seed=0):
 
 @pytest.mark.parametrize("name", sample(HIERARCHIES))
 def test_a_group_loses_nothing_and_only_compressed_bytes_take_the_slow_links(name):
-    """Sum of what was applied + the mean residual of the groups = sum of the mean gradients."""
+    """Sum of what was applied + the mean residual of the groups = sum of the mean gradients.
+
+    What the mean of "b" loses in bfloat16 is in the memory of each worker.
+    """
     exchange = HIERARCHIES[name]
     init, update = hierarchical(exchange)
     state = init(zeros(LIKE))
@@ -50,8 +53,7 @@ def test_a_group_loses_nothing_and_only_compressed_bytes_take_the_slow_links(nam
         mean, state = compiled(grads, state)
         for leaf in mean.values():
             assert len({np.asarray(s.data).tobytes() for s in leaf.addressable_shards}) == 1
-        applied += np.concatenate([np.ravel(mean[name]) for name in ("b", "w")])
-        wanted += np.concatenate([np.ravel(grads[n].mean(0)) for n in ("b", "w")])
+        applied, wanted = applied + flat(mean), wanted + flat(grads, 1).mean(0)
     # The others lose something twice, or do not keep it.
     if exchange.memory == fg.NoMemory() or isinstance(exchange.slow, fg.TwoStage):
         return
@@ -59,9 +61,10 @@ def test_a_group_loses_nothing_and_only_compressed_bytes_take_the_slow_links(nam
     (residual,) = jax.tree.leaves(state.exchange[0].own.worker_rows.cut_rows)
     pieces = np.asarray(residual, np.float64).reshape(2, 4, -1)
     groups = np.stack([unshard(group, 117) for group in pieces])
-    np.testing.assert_allclose(applied + groups.mean(0), wanted, atol=1e-4)
+    left = groups.mean(0) + flat(state.memory.worker_rows.residual, 1).mean(0)
+    np.testing.assert_allclose(applied + left, wanted, atol=1e-4)
     if exchange.slow == fg.AllReduce():
-        np.testing.assert_allclose(applied, wanted, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(applied[7:], wanted[7:], rtol=1e-5, atol=1e-5)
 
 
 def check_bytes(exchange, found):
@@ -196,48 +199,6 @@ def test_shards_compress_their_own_piece(name, check_vma):
     residual = state[0].memory.worker_rows.residual["up"]
     assert residual.shape == (4, 6, 16)
     assert {s.data.shape for s in residual.addressable_shards} == {(1, 6, 8)}
-
-
-def test_a_dense_mean_is_that_of_each_shard():
-    tx, x = fg.compressed_pmean(fg.AllReduce(), axis_name="data"), values((4, 16))
-    run = jax.shard_map(
-        lambda rows: tx.update(rows[0], tx.init(rows[0]))[0],
-        mesh=with_model(),
-        in_specs=P("data", "model"),
-        out_specs=P("model"),
-    )
-    np.testing.assert_allclose(jax.jit(run)(x), x.mean(0), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_a_sum_over_the_model_axis_needs_to_be_checked_or_divided(check_vma):
-    """As docs/api/wrappers.md says: unchecked, what lies before it gets its gradient twice."""
-    params = {**PARAMS, "bias": np.float32([0.1])}
-    specs = {**SHARDED, "bias": P()}
-    x = values((32, 6), seed=3)
-
-    def loss(params, x, total=lambda out: jax.lax.psum(out, "model")):
-        out = total(jax.nn.relu(x @ params["up"]) @ params["down"])
-        return jnp.mean((out + params["bias"][None] - jnp.sin(x[:, :1])) ** 2)
-
-    def grads(params, x):
-        _, found = fg.value_and_grad(loss, "data")(params, x)
-        divided = lambda params, x: loss(params, x) / 2  # noqa: E731
-        _, right = fg.value_and_grad(divided, "data")(params, x)
-        right["bias"] = right["bias"] if check_vma else jax.lax.psum(right["bias"], "model")
-        return jax.tree.map(lambda g: jax.lax.pmean(g, "data"), (found, right))
-
-    on = with_model()
-    ins = specs, P("data")
-    run = jax.shard_map(grads, mesh=on, in_specs=ins, out_specs=(specs,) * 2, check_vma=check_vma)
-    found, divided = jax.jit(run)(params, x)
-    exact = functools.partial(loss, total=lambda out: out)
-    right = jax.device_get(jax.jit(jax.grad(exact))(params, x))
-    for name, times in {"up": 2, "down": 2, "bias": 1}.items():
-        as_it_is = right[name] * (1 if check_vma else times)
-        np.testing.assert_allclose(found[name], as_it_is, rtol=1e-4, atol=1e-6)
-        if not check_vma:
-            np.testing.assert_allclose(divided[name], right[name], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("scope", ["model", lambda path, _: path], ids=["one part", "own parts"])

@@ -1,8 +1,5 @@
 """compressed_pmean as an optax transformation: chains, states, errors, and training."""
 
-import dataclasses
-import functools
-import itertools
 import types
 
 import jax
@@ -11,19 +8,15 @@ import numpy as np
 import optax
 import pytest
 from cases import CODECS, EXCHANGES, MEMORIES, TREE, gradients, sample, values
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from parallel import (
-    AXES,
     AXIS,
     MODES,
     everywhere,
     flat,
-    grid,
     mesh_of,
     of_size,
-    two_axes,
-    unshard,
     with_model,
     zeros,
 )
@@ -94,43 +87,6 @@ def test_a_memory_varies_over_the_axis_alone(name):
     jax.eval_shape(update, grads, jax.eval_shape(init, {"w": ROW}))
 
 
-@dataclasses.dataclass(frozen=True)
-class Heir(fg.AllGather):
-    """An exchange of one's own that inherits all but its mean: of twice the gradient, halved."""
-
-    def mean(self, x, state, comm):
-        out = super().mean(jax.tree.map(lambda a: 2 * a, x), state, comm)
-        mean, error = (jax.tree.map(lambda a: a / 2, tree) for tree in (out.mean, out.error))
-        return out._replace(mean=mean, error=error)
-
-
-class Record(fg.NoMemory):
-    """A memory of all that was sent."""
-
-    def init(self, like):
-        return jax.tree.map(jnp.zeros_like, like)
-
-    def update(self, x, error, mean, state):
-        return jax.tree.map(lambda total, x, error: total + (x - error), state, x, error)
-
-
-@pytest.mark.parametrize("memory", [fg.ErrorFeedback(), Record()], ids=["feedback", "record"])
-def test_parts_of_ones_own_lose_nothing(memory):
-    tx = fg.compressed_pmean(Heir(fg.TopK(fraction=0.2)), memory, axis_name=AXIS)
-    rows = [gradients(jax.ShapeDtypeStruct((50,), "float32"), 4, seed=seed) for seed in range(3)]
-    rows = np.stack(rows, axis=1)
-
-    def run(grads):
-        state = tx.init(grads[0])
-        state, means = jax.lax.scan(lambda s, g: tx.update(g, s)[::-1], state, grads)
-        return means.sum(0), state.memory.worker_rows
-
-    means, held = jax.device_get(jax.jit(jax.vmap(run, axis_name=AXIS))(rows))
-    held = np.asarray(jax.tree.leaves(held)[0]).reshape(4, -1).mean(0)
-    wanted = held if isinstance(memory, Record) else rows.sum(1).mean(0) - held
-    np.testing.assert_allclose(means[0], wanted, atol=1e-6)
-
-
 def test_several_buckets_are_several_collectives():
     """Also where a leaf is cut; none of them loses anything."""
     options = {"bucketing": fg.Bucketing(bucket_bytes=160)}
@@ -143,116 +99,6 @@ def test_several_buckets_are_several_collectives():
     mean, state = compiled(grads, start)
     residual = flat(state.memory.worker_rows.residual, 1).mean(0)
     np.testing.assert_allclose(flat(mean) + residual, flat(grads, 1).mean(0), atol=1e-5)
-
-
-NARROW = {
-    "dense": fg.AllReduce(),
-    "gather": fg.AllGather(fg.TopK(fraction=0.3)),
-    "low rank": fg.PowerSgd(rank=2),
-    "low rank in turns": fg.exchanges.AcpSgd(rank=2),
-    "two stages": fg.TwoStage(fg.TopK(fraction=0.3), workers=4),
-    "hierarchical": fg.Hierarchical("fast", 2, fg.AllGather(fg.TopK(fraction=0.3))),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"), sample(itertools.product(NARROW, ["bfloat16", "float16"]), frozenset)
-)
-def test_what_rounding_drops_of_the_mean_is_not_lost(name, dtype):
-    """As above, over 60 steps whose means have 8 or 11 bits; float16 gradients are subnormal."""
-    exchange = NARROW[name]
-    fast = isinstance(exchange, fg.Hierarchical)
-    axis, mesh = (AXES, grid(2, 2)) if fast else (AXIS, mesh_of(4))
-    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=axis)
-    size = 1e-5 if dtype == "float16" else 1.0
-    params = {"w": np.zeros((10, 11), dtype), "b": np.zeros(7, np.float32)}
-    specs = fg.state_specs(jax.eval_shape(tx.init, params), axis)
-
-    def step(rows, state):
-        mean, state = tx.update(jax.tree.map(lambda g: g[0], rows), state)
-        return mean, state
-
-    wrap = functools.partial(jax.shard_map, mesh=mesh)
-    run = jax.jit(wrap(step, in_specs=(P(axis), specs), out_specs=(P(), specs)))
-    state = jax.jit(wrap(tx.init, in_specs=P(), out_specs=specs))(params)
-    applied = wanted = 0.0
-    for number in range(60):
-        grads = {
-            name: (size * values((4, *leaf.shape), seed=number)).astype(leaf.dtype)
-            for name, leaf in params.items()
-        }
-        mean, state = run(grads, state)
-        assert mean["w"].dtype == dtype
-        shards = [np.asarray(s.data).tobytes() for s in mean["w"].addressable_shards]
-        assert len(set(shards)) == 1
-        applied += np.asarray(mean["w"], np.float64)
-        wanted += np.asarray(grads["w"], np.float64).mean(0)
-    kept = np.asarray(state.memory.worker_rows.residual["w"], np.float64).mean(0)
-    if not isinstance(exchange, fg.AllReduce):
-        kept = kept + kept_inside(state.exchange[0], (10, 11))
-    assert np.linalg.norm(kept) > 0
-    distance = np.linalg.norm(applied + kept - wanted) / np.linalg.norm(wanted)
-    assert distance < 1e-5
-    assert int(state.skipped) == 0
-
-
-def kept_inside(state, shape):
-    """The residual that the exchange keeps of its own: of the last leaf, "w", behind "b"."""
-    kept = state.own.worker_rows
-    if not hasattr(kept, "cut_rows"):
-        return 0.0
-    (pieces,) = jax.tree.leaves(kept.cut_rows)
-    groups = np.asarray(pieces, np.float64).reshape(2, 2, -1)
-    whole = np.mean([unshard(group, 117) for group in groups], axis=0)
-    return whole[7:].reshape(shape)
-
-
-def of_gradients(name):
-    return fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS, key=1)
-
-
-TRAINED = {
-    "gather stochastic": optax.chain(of_gradients("gather stochastic"), optax.sgd(0.05)),
-    "warm-up": optax.chain(of_gradients("warm-up"), optax.sgd(0.05)),
-    "on the local update": optax.chain(
-        fg.training.local_state(optax.scale_by_adam(b1=0.0, b2=0.99)),
-        of_gradients("gather paper"),
-        optax.scale(-0.02),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", TRAINED)
-def test_replicas_are_bit_identical_after_200_steps_of_one_program(name):
-    """Linear regression from different data on each worker, with rows of parameters."""
-    tx, target = TRAINED[name], np.linspace(-1.0, 1.0, 40, dtype=np.float32)
-    zeros, mesh = {"w": np.zeros(40, np.float32), "b": np.zeros((), np.float32)}, mesh_of(4)
-    specs = fg.state_specs(jax.eval_shape(tx.init, zeros), AXIS)
-
-    def loss(p, x):
-        return jnp.mean((x @ p["w"] + p["b"] - x @ target - 0.5) ** 2)
-
-    def step(params, state, x):
-        own = jax.tree.map(lambda p: p[0], params)
-        updates, state = tx.update(jax.grad(loss)(own, x[0]), state)
-        return jax.tree.map(lambda p: p[None], optax.apply_updates(own, updates)), state
-
-    wrap = functools.partial(jax.shard_map, mesh=mesh)
-    state = jax.jit(wrap(tx.init, in_specs=P(), out_specs=specs))(zeros)
-    ins, outs = (P(AXIS), specs, P(AXIS)), (P(AXIS), specs)
-    run = jax.jit(wrap(step, in_specs=ins, out_specs=outs))
-    rows, rng = NamedSharding(mesh, P(AXIS)), np.random.default_rng(0)
-    params = jax.device_put(jax.tree.map(lambda p: np.stack([p] * 4), zeros), rows)
-    for _ in range(200):
-        x = jax.device_put(rng.standard_normal((4, 16, 40)).astype(np.float32), rows)
-        params, state = run(params, state, x)
-    for leaf in jax.tree.leaves(params):
-        assert len({row.tobytes() for row in np.asarray(leaf)}) == 1
-    assert run._cache_size() == 1
-    for leaf, spec in zip(*map(jax.tree.leaves, (state, specs)), strict=True):
-        if spec == P():  # replicated, as typing by axes has proved
-            assert len({np.asarray(s.data).tobytes() for s in leaf.addressable_shards}) == 1
-    assert np.abs(np.asarray(params["w"])[0] - target).max() < 0.1
 
 
 def test_in_partition_only_its_own_leaves_are_exchanged():
@@ -418,19 +264,6 @@ def test_buckets_that_are_alike_are_traced_once():
     assert len(seen) == 1
 
 
-def test_levels_have_a_memory_in_each_bucket():
-    exchange = fg.Hierarchical("fast", 2, fg.AllGather(fg.TopK(fraction=0.5)))
-    tx = fg.compressed_pmean(exchange, axis_name=AXES, bucketing=fg.Bucketing(bucket_bytes=512))
-    x = np.arange(4 * 256, dtype=np.float32).reshape(2, 2, 2, 128)
-
-    def two_steps(x):
-        return jax.lax.scan(lambda s, _: tx.update(x, s)[::-1], tx.init(x), None, 2)[1][-1]
-
-    out = jax.device_get(two_axes(two_steps)(x))
-    assert np.isfinite(out).all()
-    np.testing.assert_array_equal(out[0, 0], out[1, 1])
-
-
 DIFFERENTIABLE = {
     fg.AllReduce,
     fg.exchanges.LeaderTopK,
@@ -466,21 +299,6 @@ def test_a_linear_sum_has_the_gradient_of_a_mean(exchange):
 
     rows = everywhere("shard_map", jax.grad(loss), 4)(values((4, 16)))
     np.testing.assert_allclose(rows, np.tile(np.arange(16.0) / 4, (4, 1)), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "exchange", [fg.AllGather(fg.codecs.Identity()), fg.TwoStage(fg.codecs.Identity(), 4)]
-)
-def test_a_gradient_through_buffers_is_refused_in_every_mode(exchange):
-    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
-
-    def loss(x):
-        return jnp.sum(one_update(tx)(x) ** 2)
-
-    for mode in MODES:
-        for derivative in (jax.grad(loss), lambda x: jax.linearize(loss, x)[0] + loss(x)):
-            with pytest.raises(NotImplementedError, match=r"AllReduce\(\)"):
-                jax.eval_shape(everywhere(mode, derivative, 4), np.ones((4, 8), np.float32))
 
 
 def test_what_does_not_depend_on_the_gradient_has_a_gradient():

@@ -293,22 +293,6 @@ def test_what_is_taken_by_itself():
     assert default(own.gather_parameters, "step") is inspect.Parameter.empty
 
 
-def test_gradients_with_an_outlier_lose_less_by_the_rotation():
-    x = values((WORKERS, 4096))
-    x[:, ::256] *= 100
-    exact = x.astype(np.float64).sum(0).reshape(WORKERS, -1)
-
-    def error(**codec):
-        def scatter(x):
-            return fg.optimizers.compressed_psum_scatter(x, AXIS, **codec).shard
-
-        scatter = everywhere("vmap", scatter, WORKERS)
-        apart = (np.asarray(scatter(x)) - exact)[:, 1:256]  # beside the outlier
-        return np.linalg.norm(apart)
-
-    assert error() < 0.7 * error(codec=fg.UniformQuantizer(bits=4, bucket=256, norm="max"))
-
-
 # As an optimizer
 
 SHAPES = {"w": (10, 11), "b": (7,), "deep": (3, 2, 5), "scale": ()}
@@ -374,16 +358,17 @@ def test_feedback_is_that_of_the_gradients_at_a_quarter_of_the_state():
         optax.sgd(1.0, 1e-9), WORKERS, gradients=TOP, parameters=fg.codecs.Identity(),
         memory=fg.ErrorFeedback(),
     )  # fmt: skip
-    step, params, state = run(tx)
+    odd = {key: START[key] for key in ("w", "b")}
+    step, params, state = run(tx, params=odd)
     for grads in BATCHES:
-        params, state = step(params, state, grads)
+        params, state = step(params, state, {key: grads[key] for key in odd})
     params = jax.device_get(params)
-    for key, start in START.items():
+    for key, start in odd.items():
         told = sum(grads[key].astype(np.float64).mean(0) for grads in BATCHES)
         left = np.asarray(state.memory.worker_rows.residual[key], np.float64).mean(0)
         np.testing.assert_allclose(start - params[key], told - left, rtol=1e-4, atol=1e-4)
     values_of_one = sum(np.asarray(leaf)[0].size for leaf in jax.tree.leaves(state.inner))
-    assert values_of_one == sum(-(-int(np.prod(s)) // WORKERS) for s in SHAPES.values())
+    assert values_of_one == sum(-(-leaf.size // WORKERS) for leaf in odd.values())
 
 
 HIDING = optax.chain(optax.zero_nans(), optax.sgd(0.01, 0.9))

@@ -6,13 +6,11 @@ import numpy as np
 import optax
 import pytest
 from cases import METHODS, SLOW, gradients
-from flax import nnx
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere, mesh_of
 
 import fftgrad as fg
-from fftgrad import checkpoint
 
 WORKERS = 4
 LIKE = {
@@ -114,24 +112,6 @@ def test_a_training_step_sends_and_keeps_the_trained_leaves_alone(check_vma, mas
     assert (int(said["skipped"]), said["bytes"]) == (0, found[0].bytes)
 
 
-def test_its_state_is_saved_and_goes_on_with_other_workers(tmp_path):
-    tx = fg.trainable(optimizer(), MASK)
-    params = jax.device_put(HALVES)
-    state = fg.init_state(tx, params, mesh_of(WORKERS), AXIS)
-    own = state[0].memory.worker_rows.residual["layers"][0]["lora"]
-    rows = np.asarray(own) + np.arange(4, dtype=np.float32)[:, None, None]
-    state[0].memory.worker_rows.residual["layers"][0]["lora"] = jax.device_put(rows, own.sharding)
-    fresh = fg.init_state(tx, params, mesh_of(2), AXIS)
-    moved = fg.checkpoint.reshard_state(state, fresh).state
-    checkpoint.save(tmp_path / "run", 1, {"state": state})
-    restored = checkpoint.restore(tmp_path / "run", {"state": fresh}).tree["state"]
-    for found in (moved, restored):
-        residual = found[0].memory.worker_rows.residual
-        lora = np.asarray(residual["layers"][0]["lora"])
-        np.testing.assert_array_equal(lora[:, 0, 0], [0.5, 2.5])
-        assert residual["base"] is None
-
-
 def test_it_follows_the_sharding_of_the_parameters():
     mesh = jax.make_mesh((2, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2)
     tx = fg.trainable(optimizer(), MASK)
@@ -144,64 +124,6 @@ def test_it_follows_the_sharding_of_the_parameters():
         AXIS, None, "model"
     )
     assert state[1][0].nu["layers"][0]["lora"].sharding.spec == P(None, "model")
-
-
-class Adapted(nnx.Module):
-    """A dense layer and its adapter."""
-
-    def __init__(self, rngs):
-        self.base = nnx.Linear(6, 6, rngs=rngs)
-        self.lora = nnx.LoRA(6, 2, 6, rngs=rngs)
-
-    def __call__(self, x):
-        return self.base(x) + self.lora(x)
-
-
-@pytest.mark.parametrize("way", ["wrt", "mask"])
-def test_the_optimizer_of_nnx_trains_an_adapter(way):
-    """By its filter, or by the mask; what is kept is of the adapter alone."""
-    wrt = nnx.LoRAParam if way == "wrt" else nnx.Param
-    tx = optimizer() if way == "wrt" else fg.trainable(optimizer(), is_lora)
-    model, mesh = nnx.jit(lambda: Adapted(nnx.Rngs(0)))(), mesh_of(WORKERS)
-    both = nnx.eval_shape(lambda model: (model, nnx.Optimizer(model, tx, wrt=wrt)), model)
-    graph = nnx.graphdef(both)
-
-    def create(params):
-        own = nnx.merge(nnx.graphdef(model), params)
-        return nnx.state((own, nnx.Optimizer(own, tx, wrt=wrt)))
-
-    def step(state, x):
-        model, optimizer = nnx.merge(graph, state)
-        definition, params, rest = nnx.split(model, wrt, ...)
-
-        def loss(params, x):
-            return jnp.mean((nnx.merge(definition, params, rest)(x) - 1) ** 2)
-
-        value, grads = fg.value_and_grad(loss, AXIS)(params, x)
-        optimizer.update(model, grads)
-        return nnx.state((model, optimizer)), jax.lax.pmean(value, AXIS)
-
-    state = fg.init_state(create, nnx.state(model), mesh, AXIS)
-    train = fg.data_parallel(step, mesh, AXIS)
-    x = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
-    losses = []
-    for _ in range(3):
-        state, value = train(state, x)
-        losses.append(float(value))
-    assert losses[2] < losses[0]
-    after = nnx.merge(graph, state)[0]
-    np.testing.assert_array_equal(after.base.kernel[...], model.base.kernel[...])
-    assert not np.array_equal(after.lora.lora_b[...], model.lora.lora_b[...])
-    rows = [
-        leaf for leaf in jax.tree.leaves(state) if leaf.shape[:1] == (WORKERS,) and leaf.ndim == 3
-    ]
-    assert sorted(leaf.shape[1:] for leaf in rows) == [(2, 6), (6, 2)]
-
-
-def is_lora(tree):
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: "lora" in jax.tree_util.keystr(path), tree
-    )
 
 
 HIDDEN = {

@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 from parallel import AXES, AXIS, MODES, grid, mesh_of
@@ -218,18 +217,3 @@ def test_the_watched_loss_is_the_mean_over_the_workers(mode):
     for of_all in (False, True):
         found = on_workers(mode, functools.partial(watched, of_all), PARAMS, X, Y)
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
-
-
-def test_a_loss_that_only_others_watch_may_be_that_of_all():
-    """What comes after the mean needs one value for all workers."""
-    tx = optax.chain(
-        fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS), optax.contrib.reduce_on_plateau()
-    )
-
-    def step(params, x, y):
-        value, grads = fg.value_and_grad(loss, AXIS)(params, x, y)
-        value = jax.lax.pmean(value, AXIS)
-        return tx.update(grads, tx.init(params), params, value=value)[0]
-
-    _, expected = exact(loss, PARAMS, flat(X), flat(Y))
-    assert_mean_is(on_workers("shard_map", step, PARAMS, X, Y), expected)

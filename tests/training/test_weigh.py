@@ -154,31 +154,6 @@ def test_every_method_weighs_the_gradients_or_refuses(name):
     assert not jax.tree.all(jax.tree.map(np.array_equal, found, unweighted))
 
 
-AROUND = {
-    "multi_steps": lambda tx: fg.training.multi_steps(tx, 2),
-    "delay": lambda tx: optax.chain(fg.training.delay(), tx),
-    "clip_by_local_norm": lambda tx: optax.chain(fg.training.clip_by_local_norm(1e9), tx),
-    "local_state": lambda tx: optax.chain(fg.training.local_state(optax.trace(0.5)), tx),
-    "optax.partition": lambda tx: optax.partition({"all": tx}, "all"),
-    "optax.inject_hyperparams": lambda tx: optax.chain(
-        tx, optax.inject_hyperparams(optax.sgd)(-1.0)
-    ),
-}
-
-
-@pytest.mark.parametrize("name", AROUND)
-def test_what_stands_around_it_passes_a_weight_on_or_refuses(name):
-    tx = AROUND[name](pmean())
-    if name in ("multi_steps", "delay"):
-        with pytest.raises(ValueError, match=rf"{name}\.update\(weight\).*has_weight=True"):
-            jax.eval_shape(mean_of(tx), GRADS, np.ones(WORKERS, np.float32))
-        return
-    weights = np.array([3, 0, 1, 4], np.float32)
-    expected = weights @ GRADS.astype(np.float64) / 8
-    found = np.asarray(mean_of(tx)(GRADS, weights))
-    np.testing.assert_allclose(found[0], expected, rtol=1e-5, atol=1e-6)
-
-
 def test_a_loss_that_is_watched_is_weighed_too():
     """A worker without examples has none: 0/0; that of a bad step is not seen."""
     ladder = fg.exchanges.Ladder((fg.AllGather(fg.TopK(k=5)), DENSE))
