@@ -1,4 +1,4 @@
-"""What a scheduled program of XLA does: its kernels, where the host waits, what overlaps."""
+"""What a scheduled program of XLA does: its kernels, and where the host waits."""
 
 import dataclasses
 import math
@@ -155,24 +155,6 @@ class Program:
                 total += int(operands[int(number)] * _taken(parameter, body))
         return total
 
-    def overlaps(self, *, at_least: int = 0) -> list[tuple[str, int]]:
-        """Each collective of the entry, and how many products of matrices run beside it.
-
-        Only collectives whose result has at least that many bytes count.
-        """
-        begun: dict[str, int] = {}
-        out: list[tuple[str, int]] = []
-        products = 0
-        for instruction in self.computations[self.entry]:
-            products += _is_product(instruction)
-            if instruction.op.endswith("-start"):
-                begun[instruction.name] = products
-            elif instruction.op.endswith("-done"):
-                (start,) = re.findall(r"-done\(.*?%([\w.\-]+)\)", instruction.line)
-                if instruction.nbytes >= at_least:
-                    out.append((instruction.op.removesuffix("-done"), products - begun[start]))
-        return out
-
 
 def _instructions(body: str) -> Iterator[Instruction]:
     for line in body.splitlines():
@@ -202,12 +184,3 @@ def _taken(source: Instruction, body: dict[str, Instruction]) -> float:
         if total >= 1.0:
             break
     return min(total, 1.0)
-
-
-def _is_product(instruction: Instruction) -> bool:
-    """Whether it multiplies matrices: a product on its own, or one that is fused with others."""
-    if instruction.op in ("dot", "convolution"):
-        return True
-    return instruction.op in ("fusion", "custom-call") and bool(
-        re.search(r"gemm|cublas|dot_general", instruction.name + instruction.line)
-    )

@@ -19,7 +19,8 @@ if TYPE_CHECKING:  # the workers of a run over a network draw nothing
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
-DATA = ROOT / "benchmarks/data"
+SAVED = ROOT / "benchmarks/data/gradient.npy"
+"""A gradient of `examples/train_lm.py`, half-way through a dense run."""
 FIGURES = ROOT / "docs/figures"
 POINTS = 20
 """The most points that a result file keeps of a curve."""

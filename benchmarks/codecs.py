@@ -1,7 +1,7 @@
 """Time codecs and their peers against a memory copy, on a real gradient.
 
 One process, compiled functions, medians over rounds in which everything takes its turn, fresh
-outputs for all, the memory copy too. The data is the gradient of `gradients.py`, tiled
+outputs for all, the memory copy too. The data is a saved gradient, tiled
 to length; each tile has a sign and a scale of its own, so that no magnitude repeats.
 """
 
@@ -15,8 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _record import head, markdown, parser, write
-from gradients import SAVED
+from _record import SAVED, head, markdown, parser, write
 from jax import lax
 
 import fftgrad as fg

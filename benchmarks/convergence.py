@@ -13,7 +13,7 @@ from typing import Any
 from _record import RESULTS, folder_at, head, save, write
 from held_out import HELD_OUT
 from methods import Method
-from program import Program, Reset, run, score, simulated
+from program import Program, run, score, simulated
 from studies import STUDIES
 from tasks import TASKS, Task
 
@@ -37,15 +37,13 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     args.tasks = args.tasks.split(",") if args.tasks else list(study.tasks)
     args.methods = [word for word in args.methods.split(";") if word]
     args.rates = [float(rate) for rate in args.rates.split(",")] if args.rates else None
-    args.steps = args.steps or (study.few if args.smoke else study.steps)
+    args.steps = args.steps or (4 if args.smoke else study.steps)
     args.seeds = args.seeds or (1 if args.smoke else study.seeds)
     args.out = args.out or RESULTS / study.folder
     args.name = args.name or study.file or f"steps-{args.steps}"
     return args
 
 
-COMMITTED = "steps-200"
-"""The runs of the frontier in the documentation."""
 WIDEST = 12
 """Rates that are tried at most, lest none of them trains."""
 
@@ -75,11 +73,10 @@ class Runner:
                     Program, task, method, self.args.steps, self.mesh, self.study.devices
                 )
             )
-            first, *others = self.study.resets(method, self.args.steps)
-            rates = self.args.rates or self.study.known.get(method.name, self.study.rates)
+            rates = self.args.rates or self.study.rates
             if self.args.smoke:
-                rates, others = rates[:1], others[:1]
-            tried = [self.get(task, method, program, rate, 0, first) for rate in rates]
+                rates = rates[:1]
+            tried = [self.get(task, method, program, rate, 0) for rate in rates]
             sweeps = self.study.inside and not self.args.rates and not self.args.smoke
             while sweeps and len(rates) < WIDEST:
                 rate = min(tried, key=score)["rate"]
@@ -87,11 +84,10 @@ class Runner:
                 if further is None:
                     break
                 rates = [*rates, further]
-                tried.append(self.get(task, method, program, further, 0, first))
+                tried.append(self.get(task, method, program, further, 0))
             rate = min(tried, key=score)["rate"]
             for seed in range(self.args.seeds):
-                for reset in (first, *others):
-                    self.get(task, method, program, rate, seed, reset)
+                self.get(task, method, program, rate, seed)
         if self.study.errors is not None:
             known = self.results.setdefault("errors", {}).setdefault(task.name, {})
             missing = [method for method in rows if method.name not in known]
@@ -106,16 +102,14 @@ class Runner:
         program: Callable[[], Program],
         rate: float,
         seed: int,
-        reset: Reset,
     ) -> dict[str, Any]:
         """A run, as a record."""
         key = {"task": task.name, "method": method.name, "rate": rate, "seed": seed}
-        key |= {"steps": self.args.steps, "reset_every": reset.every}
+        key["steps"] = self.args.steps
         for record in self.results["runs"]:
-            if all(record.get(name, 0) == value for name, value in key.items()):
+            if all(record.get(name) == value for name, value in key.items()):
                 return record
-        schedule = self.study.schedule or task.schedule
-        record = run(program(), rate, seed, schedule, reset, self.study.column(program()))
+        record = run(program(), rate, seed, self.study.curve)
         self.results["runs"].append(record)
         self.write()
         told = ("loss", "ratio", "ms_per_step")
@@ -141,8 +135,7 @@ def main(argv: list[str] | None = None) -> None:
             runner.train(task, [row for row in rows if task.adam or not row.for_adam])
     print(study.tables(runner.results))
     for draw in study.figures:
-        shown = args.study != "methods" or args.name == COMMITTED
-        save(draw(runner.results), args.out, draw.__name__ + f"-{args.name}" * (not shown))
+        save(draw(runner.results), args.out, draw.__name__)
     print(f"of {runner.path}")
 
 

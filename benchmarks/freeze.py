@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import methods
 from _record import ROOT
-from program import Column, Program, Reset, run, simulated
+from program import Program, run, simulated
 from tasks import TASKS
 
 import fftgrad as fg
@@ -49,7 +49,7 @@ def losses(only: str) -> dict[str, str]:
     Program.sent = unsent
     for method in {m.name: m for m in (*methods.METHODS, *methods.ENDS) if only in m.name}.values():
         program = Program(task, method, STEPS, mesh, devices=False)
-        end = run(program, 1.0, 0, task.schedule, Reset(), Column(program))
+        end = run(program, 1.0, 0)
         found[method.name] = float(end["loss"]).hex()
         jax.clear_caches()
     return found

@@ -78,7 +78,6 @@ class Framework(NamedTuple):
     assess: Callable[[], float]  # the held-out metric of the present parameters
     # the sum of a number over the workers, when all have come that far
     agree: Callable[[float], float]
-    rises: bool  # whether the metric gets better by rising
     facts: dict[str, Any]  # what else is to be noted
     # steps to an exchange, between two of which nothing is assessed: the workers differ
     every: int = 1
@@ -132,7 +131,7 @@ def _train(job: Job, framework: Framework, lines: TextIO) -> None:
             metric = framework.agree(own)
             write(assessed=metric, after=step + 1, clock=clock)
             if job.target is not None:
-                done = metric >= job.target if framework.rises else metric <= job.target
+                done = metric <= job.target
         if done:
             break
     framework.agree(0.0)

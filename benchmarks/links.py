@@ -80,10 +80,9 @@ def leads(
 
 def reached(run: Record, dense: Record) -> tuple[int, float] | None:
     """Steps and seconds after which a run was as good as a dense one in the end."""
-    rises = dense["assessed"][-1][2] > dense["assessed"][0][2]
     target = dense["assessed"][-1][2]
     for steps, clock, metric in run["assessed"]:
-        if (metric >= target) if rises else (metric <= target):
+        if metric <= target:
             return steps, clock
     return None
 

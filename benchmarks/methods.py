@@ -5,7 +5,6 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-import jax
 import optax
 import optax.contrib
 from tasks import WORKERS
@@ -46,8 +45,6 @@ class Method:
     muon: bool = False  # whether the optimizer is Muon, with Adam for what is no matrix
     every: int = 1  # steps to an exchange
     own: bool = False  # whether the workers have parameters of their own in between
-    # of parameters that lie sharded over the workers, how they are gathered
-    shards: Mapping[str, Any] | None = None
     # shares of the steps in which other branches of the program run at first, and these
     phases: tuple[tuple[float, Branch], ...] = ()
     later: Branch = ()  # the branch that runs after them
@@ -121,45 +118,6 @@ def times(ratio: float) -> str:
     if ratio != ratio:
         return ""
     return f"{ratio:.0f}" if ratio >= 9.95 else f"{ratio:.2g}"
-
-
-# What a run looks at
-
-
-class Seen(NamedTuple):
-    """Each worker's gradient of the last step."""
-
-    gradients: fg.exchanges.PerWorker
-
-
-def onlooker(keep: Callable[[Any], Any]) -> optax.GradientTransformation:
-    """Changes nothing; its state is what is kept of the updates."""
-
-    def init(params: Any) -> Any:
-        return keep(optax.tree.zeros_like(params))
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        del state, params
-        return updates, keep(updates)
-
-    return optax.GradientTransformation(init, update)
-
-
-def watched(method: Method) -> Method:
-    """The same method, with the workers' gradients in its state."""
-
-    def keep(gradient: Any) -> Seen:
-        return Seen(fg.exchanges.PerWorker(jax.tree.map(lambda g: g[None], gradient)))
-
-    def around(setting: Setting, inner: Transformation) -> Transformation:
-        return optax.chain(onlooker(keep), method.assemble(setting, inner))
-
-    return dataclasses.replace(method, around=around)
-
-
-def gradients_of(state: Any) -> Any:
-    """The rows that `watched` has kept."""
-    return optax.tree.get(state, "gradients").worker_rows
 
 
 # Kinds of rows
@@ -474,17 +432,6 @@ FOUNDING: list[Method] = [
 ]
 """The codecs of the founding papers before Adam, as published, and before Muon, with 8 workers."""
 BY_NAME = {row.name: row for row in (*METHODS, *ENDS, *FOUNDING)}
-LEARNERS: list[Method] = [
-    *(BY_NAME[name] for name in DENSE),
-    Method("ScaleCom 65x, Adam", m.scalecom(65, beta=0.1)),
-    Method("ScaleCom 400x, Adam", m.scalecom(400, beta=0.1)),
-    *SHARED,
-    BY_NAME["100x, Muon, lead 0.5"],
-    filled("400x, Muon, lead 0.5", 400, optimizer=muon(0.5)),
-]
-"""The same with 64 workers."""
-
-
 SECONDS: list[Method] = [
     *(BY_NAME[name] for name in DENSE),
     BY_NAME["100x, Muon, lead 0.5"],
@@ -506,13 +453,9 @@ NARROW = Method("bfloat16, two stages", lambda own: fg.Recipe(fg.TwoStage(BF16, 
 LINKS: dict[str, Method] = {
     "dense": renamed("dense float32", "dense"),
     "bf16": NARROW,
-    "fft-paper": renamed("FFT whole (paper)", "FFT (paper)"),
     "fft-64": ROWS["FFT 64, 4 %, 4 bits"],
-    "fft-16": ours("FFT 16, 0.1 %, 4 bits", fg.Fft(block=16), MILLE, FOUR),
     "budget": fed_back("DCT 64, budget 120, later 360", fg.Recipe(SWITCHED, FEEDBACK)),
     "top-k": ours("top-k 1 %, 4 bits", PERCENT, FOUR),
-    "top-k-mille": ours("top-k 0.1 %, 4 bits", MILLE, FOUR),
-    "two-stage": by_owners("top-k 1 %, two stages", PERCENT, FOUR),
     "sign": by_owners("sign, two stages", SIGN),
     "lloyd-max": Method(
         "Lloyd-Max 2 bits, two stages",
@@ -526,11 +469,6 @@ LINKS: dict[str, Method] = {
     ),
     "sparse-loco-8": renamed("SparseLoCo, 8 local steps", "SparseLoCo, 8 local steps, outer 1.0"),
     "stream-4": renamed("4 local steps in 4 fragments", "4 local steps in 4 fragments, sign"),
-    "random-k": fed_back("random-k 1 %", fg.Recipe(fg.AllReduce(fg.codecs.RandomK(0.01)), DECAYED)),
-    "redsync": fed_back("RedSync 0.1 %", m.redsync(), corrects=True),
-    "scalecom": renamed("ScaleCom 50x", "ScaleCom 50x", momentum=False),
-    "qsgd": ROWS["QSGD 4 bits"],
-    "terngrad": ROWS["TernGrad"],
     "powersgd": POWER_SGD,
     "acp-sgd": ACP_SGD,
     "dion": Method("Dion rank 16", m.scale_by_dion(rank=16), directs=1e-3),
@@ -551,7 +489,6 @@ LINKS: dict[str, Method] = {
 
 PEERS: dict[str, str] = {
     "torch": "PyTorch DDP",
-    "torch-fp16": "PyTorch DDP, fp16 hook",
     "torch-powersgd": "PyTorch DDP, PowerSGD rank 4",
 }
-"""PyTorch's DistributedDataParallel, and two of the hooks that come with it."""
+"""PyTorch's DistributedDataParallel, and a hook that comes with it."""

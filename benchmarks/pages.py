@@ -128,7 +128,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "four-links": lambda: links.links_table(LINKS, FAR),
     "seconds": lambda: tables.seconds(load("convergence/seconds")),
     "ends": lambda: tables.ends(load("convergence/ends")),
-    "sharded": lambda: tables.sharded(load("sharded/lm")),
     "exchange": lambda: exchange.markdown(load("exchange/cpu")["rows"]),
     "compile": lambda: compile_time.show(load("compile/cpu")),
     "authors": authors.summary,

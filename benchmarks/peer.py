@@ -6,7 +6,6 @@ same file of parameters fits both.
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false
 
 import datetime
-import functools
 import os
 import sys
 from typing import Any
@@ -18,35 +17,10 @@ import torch.nn.functional as F
 from job import Framework, Job, work
 from tasks import WORKLOADS, Task
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 BUCKET_MB = 1024  # PowerSGD crashes on gloo where there is more than one bucket
-
-
-class AlexNet(nn.Module):
-    """The twin of `tasks.AlexNet`."""
-
-    def __init__(self, width: int, hidden: int, classes: int, side: int) -> None:
-        super().__init__()
-        c = width
-        self.Conv_0 = nn.Conv2d(1, c, 11, 4, 2)
-        self.Conv_1 = nn.Conv2d(c, 3 * c, 5, padding=2)
-        self.Conv_2 = nn.Conv2d(3 * c, 6 * c, 3, padding=1)
-        self.Conv_3 = nn.Conv2d(6 * c, 4 * c, 3, padding=1)
-        self.Conv_4 = nn.Conv2d(4 * c, 4 * c, 3, padding=1)
-        self.Dense_0 = nn.Linear(4 * c * side * side, hidden)
-        self.Dense_1 = nn.Linear(hidden, hidden)
-        self.Dense_2 = nn.Linear(hidden, classes)
-
-    def forward(self, x: Any) -> Any:  # (B, H, W, 1) -> (B, classes)
-        pool = functools.partial(F.max_pool2d, kernel_size=3, stride=2)
-        x = pool(F.relu(self.Conv_0(x.permute(0, 3, 1, 2))))
-        x = pool(F.relu(self.Conv_1(x)))
-        x = F.relu(self.Conv_3(F.relu(self.Conv_2(x))))
-        x = pool(F.relu(self.Conv_4(x)))
-        x = x.permute(0, 2, 3, 1).flatten(1)  # as Flax orders what it flattens
-        return self.Dense_2(F.relu(self.Dense_1(F.relu(self.Dense_0(x)))))
 
 
 class Layer(nn.Module):
@@ -96,14 +70,7 @@ def twin(task: Task, path: str) -> Any:
     """The task's model in PyTorch, with the parameters of a file."""
     model: Any = task.model
     shape = task.held_out[0][0].shape
-    match task.name:
-        case "alexnet":
-            side = functools.reduce(
-                lambda s, _: (s - 3) // 2 + 1, range(3), (shape[1] - 7) // 4 + 1
-            )
-            out = AlexNet(model.width, model.hidden, model.classes, side)
-        case _:
-            out = ByteLM(model.width, model.layers, shape[1])
+    out = ByteLM(model.width, model.layers, shape[1])
     with np.load(path) as archive:
         names = {name: name.removeprefix("params/").replace("/", ".") for name in archive.files}
         state = {
@@ -121,10 +88,8 @@ def _renamed(name: str) -> str:
 
 
 def _turned(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Flax multiplies from the left, and has channels last."""
-    if name.endswith(".kernel"):
-        array = array.transpose(3, 2, 0, 1) if array.ndim == 4 else array.T
-    return np.ascontiguousarray(array)
+    """Flax multiplies from the left."""
+    return np.ascontiguousarray(array.T if name.endswith(".kernel") else array)
 
 
 def prepare(job: Job) -> Framework:
@@ -150,12 +115,7 @@ def prepare(job: Job) -> Framework:
             process_group=None, matrix_approximation_rank=4, start_powerSGD_iter=2
         )
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    elif job.method == "torch-fp16":
-        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    if task.adam:
-        optimizer = torch.optim.Adam(model.parameters(), task.rate, (0.9, 0.99), fused=True)
-    else:
-        optimizer = torch.optim.SGD(model.parameters(), task.rate, 0.9, fused=True)
+    optimizer = torch.optim.Adam(model.parameters(), task.rate, (0.9, 0.99), fused=True)
     batches, rates = task.batches((job.seed, job.worker), 1), task.schedule(task.rate, job.steps)
     held: dict[str, Any] = {}
 
@@ -168,12 +128,7 @@ def prepare(job: Job) -> Framework:
         held["loss"].backward()
 
     def tensors(batch: Any) -> list[Any]:
-        inputs, labels = batch
-        if inputs.dtype != np.float32:
-            inputs = inputs.astype(np.int64)
-        return [
-            torch.from_numpy(np.ascontiguousarray(x)) for x in (inputs, labels.astype(np.int64))
-        ]
+        return [torch.from_numpy(np.ascontiguousarray(x, np.int64)) for x in batch]
 
     def finish(rate: float) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -194,14 +149,10 @@ def prepare(job: Job) -> Framework:
     def assess() -> float:
         inputs, labels = tensors(task.held_out[0])
         with torch.no_grad():
-            logits = plain(inputs)
-        if task.metric == "loss":
-            return float(loss(logits, labels))
-        return float((logits.argmax(-1) == labels).float().mean())
+            return float(loss(plain(inputs), labels))
 
     facts = {"parameters": sum(p.numel() for p in plain.parameters())}
-    rises = task.metric == "accuracy"
-    return Framework(step, lambda: float(held["loss"]), assess, agree, rises, facts)
+    return Framework(step, lambda: float(held["loss"]), assess, agree, facts)
 
 
 if __name__ == "__main__":

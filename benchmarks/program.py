@@ -15,7 +15,7 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from methods import AXIS, Method, Setting, Transformation
-from tasks import Batch, Params, Schedule, Task
+from tasks import Batch, Params, Task
 
 import fftgrad as fg
 
@@ -49,14 +49,9 @@ class Program:
         spread, whole = P(AXIS), P()
         tx = self.transformation(0.0)
         common = task.params(0)
-        state = jax.eval_shape(tx.init, common)
-        if method.shards is None:
-            self.common_spec, specs = whole, fg.state_specs(state, AXIS)
-        else:  # what belongs to a parameter is sharded as it is
-            self.common_spec = spread
-            specs = jax.tree.map(lambda a: spread if a.ndim else whole, state)
-        self.spec = spread if method.own else self.common_spec
-        self.init = jax.jit(self._over_workers(tx.init, (self.common_spec,), specs))
+        specs = fg.state_specs(jax.eval_shape(tx.init, common), AXIS)
+        self.spec = spread if method.own else whole
+        self.init = jax.jit(self._over_workers(tx.init, (whole,), specs))
         args, results = (self.spec, specs, spread, whole), (self.spec, specs, spread)
         self.on_devices = jax.jit(
             jax.shard_map(self._step, mesh=mesh, in_specs=args, out_specs=results)
@@ -111,22 +106,7 @@ class Program:
 
     def _step(self, params: Params, state: Any, batch: Any, rate: jax.Array) -> Any:
         own = jax.tree.map(lambda row: row[0], params) if self.method.own else params
-        codecs = self.method.shards
-
-        def loss(params: Params, batch: Any) -> jax.Array:
-            if codecs is None:
-                return self.task.loss(params, batch)
-            leaves, structure = jax.tree.flatten(params)
-            step = optax.tree.get(state, "count")
-            whole = [
-                fg.optimizers.gather_parameters(leaf, AXIS, step=step, key=i, **codecs)
-                for i, leaf in enumerate(leaves)
-            ]
-            return self.task.loss(jax.tree.unflatten(structure, whole), batch)
-
-        value, gradient = fg.value_and_grad(loss, AXIS)(own, batch)
-        if codecs is not None:  # what is scattered back is a sum
-            gradient = optax.tree.scale(1 / self.mesh.size, gradient)
+        value, gradient = fg.value_and_grad(self.task.loss, AXIS)(own, batch)
         updates, state = self.transformation(rate).update(gradient, state, own)
         own = optax.apply_updates(own, updates)
         return jax.tree.map(lambda p: p[None], own) if self.method.own else own, state, value[None]
@@ -137,7 +117,7 @@ class Program:
 
     def fresh(self, common: Params) -> Point:
         """Before the first step, from parameters that all workers have in common."""
-        state = self.init(self.put(common, self.common_spec))
+        state = self.init(self.put(common, P()))
         if self.method.own:
             common = jax.tree.map(lambda p: jnp.stack([p] * self.mesh.size), common)
         return Point(self.put(common, self.spec), state)
@@ -152,24 +132,6 @@ class Program:
         step = self.compiled if self.devices else self.train
         params, state, loss = step(*at, self.put(batch, P(AXIS)), now)
         return Point(params, state), loss
-
-    def forget(self, at: Point, only: str = "") -> Point:
-        """What is left of a checkpoint without what each worker has of its own.
-
-        With `only`, without the fields of this name alone.
-        """
-        fresh = self.fresh(self.common(at))
-        if only:
-            field = jax.tree_util.GetAttrKey(only)
-            return at._replace(
-                state=jax.tree_util.tree_map_with_path(
-                    lambda path, old, new: new if field in path else old, at.state, fresh.state
-                )
-            )
-        state = jax.tree.map(
-            lambda old, new: new if is_own(old) else old, at.state, fresh.state, is_leaf=is_own
-        )
-        return fresh._replace(state=state)
 
     def sent(self) -> tuple[float, float]:
         """Bytes that a worker hands to collectives: in a late step, and in the mean of all."""
@@ -190,56 +152,24 @@ class Program:
         return later, (total + rest * later) / steps
 
 
-def is_own(node: Any) -> bool:
-    """Whether each worker has its own of it."""
-    return isinstance(node, fg.exchanges.PerWorker)
+def run(program: Program, rate: float, seed: int, curve: bool = False) -> dict[str, Any]:
+    """One training run, as a record; the rate is in units of the task's own.
 
-
-class Column:
-    """What a study asks of a run, beside its loss and its bytes: nothing here.
-
-    Attributes:
-      program: of the run.
+    With `curve`, it has the held-out losses by step, twenty times in a run.
     """
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-
-    def see(self, count: int, before: Point, after: Point) -> None:
-        """Looks at a step, the first of which has the count 1."""
-
-    def record(self, end: Point, batch: Batch) -> dict[str, Any]:
-        """What it has to say, at the end; the batch is the one that would be next."""
-        del end, batch
-        return {}
-
-
-class Reset(NamedTuple):
-    """After how many steps each what a worker has of its own is lost, or fields of this name."""
-
-    every: int = 0
-    only: str = ""
-
-
-def run(
-    program: Program, rate: float, seed: int, schedule: Schedule, reset: Reset, column: Column
-) -> dict[str, Any]:
-    """One training run, as a record; the rate is in units of the task's own."""
     task, method, steps = program.task, program.method, program.setting.steps
     at = program.fresh(task.params(seed))
     batches = task.batches(seed, program.mesh.size)
     dense = sum(leaf.nbytes for leaf in jax.tree.leaves(program.common(at)))
     # A step of Adam has about the size of its rate, as one of signs has.
-    rates = schedule(rate * (task.rate if method.directs is None else method.directs), steps)
-    losses = collections.deque[jax.Array](maxlen=15)
+    rates = task.schedule(rate * (task.rate if method.directs is None else method.directs), steps)
+    losses, assessed = collections.deque[jax.Array](maxlen=15), list[list[float]]()
     start = time.perf_counter()
     for count in range(steps):
-        if reset.every and count and count % reset.every == 0:
-            at = program.forget(at, reset.only)
-        before, batch = at, next(batches)
-        at, loss = program.step(at, batch, float(rates(count)))
-        column.see(count + 1, before, at)
+        at, loss = program.step(at, next(batches), float(rates(count)))
         losses.append(loss)
+        if curve and (count + 1) % max(1, steps // 20) == 0:
+            assessed.append([count + 1, round(task.assess(program.common(at))["loss"], 4)])
     last = statistics.mean(float(np.mean(loss)) for loss in losses)  # which waits for the last
     elapsed = time.perf_counter() - start
     later, mean = program.sent()
@@ -249,14 +179,13 @@ def run(
         "rate": rate,
         "seed": seed,
         "steps": steps,
-        "reset_every": reset.every,
         **task.assess(program.common(at)),
         "bytes": later,
         "ratio": dense / later,
         "mean_ratio": dense / mean,
         "training_loss": round(last, 4),
         "ms_per_step": 1e3 * elapsed / steps,
-        **column.record(at, next(batches)),
+        **({"assessed": assessed} if curve else {}),
     }
 
 

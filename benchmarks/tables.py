@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,9 +10,8 @@ import links
 import numpy as np
 from _record import RESULTS, markdown
 from _style import styles
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from methods import DENSE, ENDS, FOUNDING, LEARNERS, ROWS, SECONDS, Method, times
+from methods import DENSE, ENDS, FOUNDING, ROWS, SECONDS, Method, times
 from program import score
 
 Runs = list[Any]
@@ -134,11 +132,6 @@ def founding(results: Results) -> str:
     return ends(results | {"runs": shared + results["runs"]}, order)
 
 
-def learners(results: Results) -> str:
-    """Those with 64 workers."""
-    return ends(results, LEARNERS)
-
-
 # Seconds to a loss
 
 
@@ -231,189 +224,6 @@ def _products(found: dict[str, Any]) -> str:
             cells += [f"{count * each:.0f} s" if count and each else "" for count in steps]
         rows.append(cells)
     return markdown(titles, rows)
-
-
-# Others
-
-
-def often(steps: int) -> dict[int, str]:
-    """How often residuals are lost, by the steps between two losses."""
-    return {0: "never", steps // 2: "once", 50: "every 50", 10: "every 10"}
-
-
-TOP_K, MILLE, LOCAL = "top-k 1 % + EF", "top-k 0.1 % + EF", "diloco, 8 local steps"
-VARIANTS = {
-    "diloco, residual only": LOCAL,
-    f"{TOP_K}, bfloat16": TOP_K,
-    f"{MILLE}, bfloat16": MILLE,
-    f"{TOP_K}, decay 0.95": TOP_K,
-    f"{MILLE}, decay 0.95": MILLE,
-}
-"""Rows that run at the rate of another, and are compared with it."""
-
-
-def resets(results: Results) -> str:
-    """Of each method the loss, and what losing residuals adds to it, a figure a seed."""
-    runs, rows = results["runs"], list[list[str]]()
-    for name in names_of(runs):
-        plain = VARIANTS.get(name, name)
-        kept = [r for r in runs if r["method"] == plain and r["reset_every"] == 0]
-        if not kept:
-            continue
-        rate = min((r for r in kept if r["seed"] == 0), key=score)["rate"]
-        kept = [r for r in kept if r["rate"] == rate]
-        own = [r for r in runs if r["method"] == name and r["rate"] == rate]
-        base, told = {r["seed"]: r["loss"] for r in kept}, dict[int, list[str]]()
-        for run in (r for r in own if r["seed"] in base):
-            change = percent(run["loss"], base[run["seed"]])
-            told.setdefault(run["reset_every"], []).append(change)
-        shown = [r for r in own if r["reset_every"] == 0] or kept
-        cells = [name, f"{rate:g}", f"{statistics.mean(r['loss'] for r in shown):.3f}"]
-        never, *others = (", ".join(told.get(every, [])) for every in often(runs[0]["steps"]))
-        rows.append([*cells, never if name in VARIANTS else "", *others])
-    _, *labels = often(runs[0]["steps"]).values()
-    return markdown(["method", "rate", "loss", "to plain", *(f"reset {o}" for o in labels)], rows)
-
-
-def sharded(results: Results) -> str:
-    """The losses of each row, what it sends, and what a worker keeps."""
-    runs = results["runs"]
-    base = {run["seed"]: run["loss"] for run in runs if run["method"] == runs[0]["method"]}
-    rows: list[list[str]] = []
-    for name in names_of(runs):
-        own = [run for run in runs if run["method"] == name]
-        losses = ", ".join(f"{run['loss']:.3f}" for run in own)
-        to_dense = ", ".join(percent(run["loss"], base[run["seed"]]) for run in own)
-        sent = f"{own[0]['link_bytes']:,.0f}", f"{own[0]['ratio']:.1f}"
-        rows.append([name, losses, to_dense, *sent, f"{own[0]['state_bytes']:,}"])
-    columns = ["", "loss of each seed", "to dense", "bytes over the link"]
-    return markdown([*columns, "times fewer than float32", "state a worker, bytes"], rows)
-
-
-def endurance(results: Results) -> str:
-    """Of each method whether replicas stayed equal, lengths of residuals, and what sums lost."""
-    rows: list[list[str]] = []
-    for run in results["runs"]:
-        residual, gaps = run["residual"], [gap for gap in run["telescoping"] if gap is not None]
-        lengths = [residual[0], max(residual), residual[-1], max(run["mean_residual"])]
-        equal = "yes" if run["replicas_equal"] else "no"
-        last = [f"{gap:.1e}" for gap in (gaps[0], gaps[-1])] if gaps else ["", ""]
-        rows.append([run["method"], equal, *(f"{length:.3g}" for length in lengths), *last])
-    first, last = (results["runs"][0]["step"][i] for i in (0, -1))
-    columns = ["method", "replicas equal", f"residual after {first:,}", "largest"]
-    columns += [f"after {last:,}", "largest of the mean", f"telescoping after {first:,}"]
-    return markdown([*columns, f"after {last:,}"], rows)
-
-
-def claims(results: Results) -> str:
-    """The losses of the founding papers' rows, and what ScaleCom's workers choose together."""
-
-    def mean(task: str, name: str, key: str, digits: int, scale: float = 1.0) -> str:
-        own = [run for run in results["runs"] if (run["task"], run["method"]) == (task, name)]
-        seeds = [run[key] for run in own if key in run]
-        return f"{scale * float(np.mean(seeds)):.{digits}f}" if seeds else ""
-
-    rows = [
-        [
-            name,
-            mean("digits", name, "loss", 3),
-            mean("digits", name, "accuracy", 1, 100),
-            mean("lm", name, "loss", 3),
-            mean("digits", name, "overlap", 2),
-            mean("lm", name, "overlap", 2),
-        ]
-        for name in names_of(results["runs"])
-    ]
-    columns = ["trained with", "digits, loss", "accuracy, %", "lm, loss", "digits, overlap"]
-    return markdown([*columns, "lm, overlap"], rows)
-
-
-# Figures: the frontier of every method
-
-
-class Spot(NamedTuple):
-    """A method in the figure."""
-
-    ratio: float
-    change: float  # final loss relative to dense in per cent, the mean over seeds
-    name: str
-
-
-TITLES = {"lm": "Language model, Adam", "digits": "Residual network on digits, SGD"}
-NAMED = {
-    "bfloat16",
-    "TernGrad",
-    "PowerSGD rank 4",
-    "DGC 1 %",
-    "top-k 1 %, 4 bits",
-    "majority vote",
-}
-"""Methods with a name in the figure, beside the frontier's; the table has all."""
-MARKERS = "osD^vPX*<>hd"
-
-
-def frontier(results: Results) -> Figure:
-    """Final loss against compression ratio: a panel for each task."""
-    tasks, runs = tasks_of(results), results["runs"]
-    figure = style.figure(0.3 + 4.1 * len(tasks))
-    panels: Any = figure.subplots(len(tasks), 1, squeeze=False)[:, 0]
-    for axes, task in zip(panels, tasks, strict=True):
-        steps = max(r["steps"] for r in runs if r["task"] == task)
-        axes.set_title(f"{TITLES.get(task, task)}: loss after {steps} steps")
-        axes.set_ylabel("held-out loss above dense, %")
-        _panel(axes, spots(runs, task))
-    panels[-1].set_xlabel("times fewer bytes on the links of 8 workers")
-    return figure
-
-
-def spots(runs: Runs, task: str) -> list[Spot]:
-    """Every method of a task but dense."""
-    rows = chosen(runs, task)
-    dense = mean_loss(rows, "dense")
-    return [
-        Spot(ROWS[name].on_link(own[0], 8), 100 * (mean_loss(rows, name) / dense - 1), name)
-        for name, own in rows.items()
-        if name != "dense"
-    ]
-
-
-def best(listed: list[Spot]) -> list[Spot]:
-    """The frontier: no other method has both a lower loss and a higher ratio."""
-    out: list[Spot] = []
-    for spot in sorted(listed, key=lambda s: (-s.ratio, s.change)):
-        if not out or spot.change < out[-1].change:
-            out.append(spot)
-    return out[::-1]
-
-
-def ceiling(changes: Sequence[float]) -> float:
-    """Where a panel ends, so that a few bad results do not press the others together."""
-    changes = [change for change in changes if np.isfinite(change)]
-    low, usual = np.quantile(changes, (0.25, 0.75))
-    return max(c for c in changes if c <= usual + 3 * (usual - low))
-
-
-def _panel(axes: Axes, listed: list[Spot]) -> None:
-    top = ceiling([spot.change for spot in listed])
-    inside, edge = [spot for spot in listed if spot.change <= top], best(listed)
-    bottom = min(0.0, *(spot.change for spot in inside))
-    height = top - bottom
-    axes.set(xscale="log", ylim=(bottom - 0.14 * height, top + 0.08 * height))
-    axes.set_xlim(1, 1.9 * max(spot.ratio for spot in listed))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.axhline(0, color=style.INK, linewidth=1)
-    stairs = [(1.0, edge[0].change)]
-    for spot in edge:
-        stairs += [(stairs[-1][0], spot.change), (spot.ratio, spot.change)]
-    axes.plot(*zip(*stairs, strict=True), color=style.MUTED, linewidth=1, zorder=2)
-    shown = sorted(spot for spot in inside if spot in edge or spot.name in NAMED)
-    for spot in inside:
-        if spot not in shown:
-            axes.plot(spot.ratio, spot.change, "o", color=style.FAINT, markersize=4.5, zorder=3)
-    for spot, marker in zip(shown, itertools.cycle(MARKERS), strict=False):
-        look: Any = {"color": style.color(spot.name), "markersize": 7, "zorder": 4}
-        axes.plot(spot.ratio, spot.change, marker, linestyle="", label=spot.name, **look)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), labelcolor="linecolor", fontsize=9)
 
 
 # Figures: seconds

@@ -39,27 +39,10 @@ def cosine(peak: float, steps: int) -> Callable[[int], Any]:
     return optax.warmup_cosine_decay_schedule(0.0, peak, max(1, steps // 10), steps + 1, peak / 10)
 
 
-def plateau(peak: float, steps: int) -> Callable[[int], Any]:
-    """A short rise, a plateau, and a straight fall to nothing in the last three tenths."""
-    rise, fall = max(1, steps // 20), max(1, 3 * steps // 10)
-    parts = [
-        optax.linear_schedule(0.0, peak, rise),
-        optax.constant_schedule(peak),
-        optax.linear_schedule(peak, 0.0, fall + 1),
-    ]
-    return optax.join_schedules(parts, [rise, steps - fall])
-
-
 def rise(peak: float, steps: int) -> Callable[[int], Any]:
     """A rise over ten steps, and then constant, so that a loss does not wait for the end."""
     del steps
     return optax.linear_schedule(peak / 10, peak, 9)
-
-
-def constant(peak: float, steps: int) -> Callable[[int], Any]:
-    """The same in all steps."""
-    del steps
-    return optax.constant_schedule(peak)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -161,52 +144,15 @@ class ResNet(nn.Module):
         return nn.Dense(10)(nn.relu(x).mean((1, 2)))
 
 
-class AlexNet(nn.Module):
-    """Krizhevsky's one-weird-trick variant of AlexNet: 61 million parameters at full width."""
-
-    width: int = 64
-    hidden: int = 4096
-    classes: int = 1000
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:  # (B, 224, 224, 1) -> (B, 1000)
-        c = self.width
-        pool = functools.partial(nn.max_pool, window_shape=(3, 3), strides=(2, 2))
-        x = pool(nn.relu(nn.Conv(c, (11, 11), 4, padding=2)(x)))
-        x = pool(nn.relu(nn.Conv(3 * c, (5, 5), padding=2)(x)))
-        x = nn.relu(nn.Conv(6 * c, (3, 3), padding=1)(x))
-        x = nn.relu(nn.Conv(4 * c, (3, 3), padding=1)(x))
-        x = pool(nn.relu(nn.Conv(4 * c, (3, 3), padding=1)(x)))
-        x = x.reshape(x.shape[0], -1)
-        x = nn.relu(nn.Dense(self.hidden)(x))
-        x = nn.relu(nn.Dense(self.hidden)(x))
-        return nn.Dense(self.classes)(x)
-
-
-class TwoLayers(nn.Module):
-    """2,560 parameters in three leaves."""
-
-    hidden: int = 34
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:  # (B, 8, 8, 1) -> (B, 10)
-        normal, h = nn.initializers.normal, self.hidden
-        bias = self.param("b", nn.initializers.zeros, (h + 10,))
-        down = self.param("down", normal(h**-0.5), (h, 10))
-        up = self.param("up", normal(1 / 8), (64, h))
-        return nn.relu(x.reshape(-1, 64) @ up + bias[:h]) @ down + bias[h:]
-
-
 # Data
 
 
-def digits(size: int = 8) -> tuple[Batch, Batch]:
-    """scikit-learn's digits, blown up to `size`: 1,437 images to train on and 360 held out."""
+def digits() -> tuple[Batch, Batch]:
+    """scikit-learn's digits: 1,437 images to train on and 360 held out."""
     data: Any = importlib.import_module("sklearn.datasets").load_digits()
     images = (data.images[..., None] / 8 - 1).astype(np.float32)
     labels = data.target.astype(np.int32)
     order = np.random.default_rng(0).permutation(len(labels))
-    images = images.repeat(size // 8, 1).repeat(size // 8, 2)
     train, test = order[360:], order[:360]
     return (images[train], labels[train]), (images[test], labels[test])
 
@@ -221,19 +167,6 @@ def images_of(examples: Batch) -> Draw:
     return draw
 
 
-def with_noise(examples: Batch, share: float) -> Draw:
-    """Draws images, and a share of their labels at random, so that gradients do not vanish."""
-
-    def draw(rng: np.random.Generator, count: int) -> Batch:
-        chosen = rng.integers(len(examples[1]), size=count)
-        noisy = rng.random(count) < share
-        return examples[0][chosen], np.where(
-            noisy, rng.integers(10, size=count), examples[1][chosen]
-        )
-
-    return draw
-
-
 def passages_of(text: np.ndarray[Any, Any], context: int) -> Draw:
     """Draws passages, and what follows each of their bytes."""
 
@@ -242,15 +175,6 @@ def passages_of(text: np.ndarray[Any, Any], context: int) -> Draw:
         return passages[:, :-1], passages[:, 1:]
 
     return draw
-
-
-def prose() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Python's reference manual, of which every tenth topic is held out."""
-    topics = importlib.import_module("pydoc_data.topics").topics
-    texts = [topics[name].encode() for name in sorted(topics)]
-    parts = [text for i, text in enumerate(texts) if i % 10 != 9], texts[9::10]
-    train, held_out = (np.frombuffer(b"\n".join(part), np.uint8) for part in parts)
-    return train, held_out
 
 
 def source_of(package: str, limit: int = 4_000_000) -> tuple[Any, Any]:
@@ -310,33 +234,14 @@ def _digits(smoke: bool) -> Task:
     return Task("digits", model, False, 0.05, batch, images_of(train), (test,), "accuracy")
 
 
-def _noisy_digits(smoke: bool) -> Task:
-    del smoke
-    both = tuple(np.concatenate(parts) for parts in zip(*digits(), strict=True))
-    whole = both[0], both[1]
-    draw = with_noise(whole, 0.2)
-    return Task("noisy digits", TwoLayers(), False, 0.1, 16, draw, (whole,), schedule=constant)
-
-
 TASKS: dict[str, Callable[[bool], Task]] = {
     "lm": lambda smoke: language_model("lm", 8e-3, train_lm.corpus(), (64, 64, 2, 4), smoke),
     "digits": _digits,
-    "prose": lambda smoke: language_model("prose", 4e-3, prose(), (96, 96, 3, 2), smoke, plateau),
-    "noisy digits": _noisy_digits,
 }
 """Small ones, for many runs; smaller still with `True`."""
 
 
-def _alexnet(smoke: bool) -> Task:
-    """The FFT paper's 250 MB of gradient, and little to compute for it: 2 images per worker."""
-    train, (images, labels) = digits(64 if smoke else 224)
-    model = AlexNet(width=4, hidden=64) if smoke else AlexNet()
-    held_out = ((images[:32], labels[:32]),)
-    return Task("alexnet", model, False, 0.01, 2, images_of(train), held_out, schedule=rise)
-
-
 WORKLOADS: dict[str, Callable[[bool], Task]] = {
-    "alexnet": _alexnet,
     # 10.1 million parameters on the source of Python's standard library.
     "lm": lambda smoke: language_model(
         "lm", 1e-3, train_lm.corpus(), (128, 320, 8, 2), smoke, rise, (1, 32)

@@ -92,7 +92,7 @@ class Trainer:
     def assess(self) -> float:
         """The held-out metric, of what all workers have in common."""
         common = getattr(self.state, "anchor", self.params)
-        return self.task.assess(jax.tree.map(_local, common))[self.task.metric]
+        return self.task.assess(jax.tree.map(_local, common))["loss"]
 
 
 def clipped(method: Method, task: Task, steps: int) -> Any:
@@ -132,7 +132,6 @@ def prepare(job: Job) -> Framework:
         lambda: float(_local(trainer.loss)[0]),
         trainer.assess,
         trainer.agree,
-        trainer.task.metric == "accuracy",
         facts,
         trainer.every,
     )

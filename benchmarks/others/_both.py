@@ -8,7 +8,7 @@ import pickle
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -105,6 +105,47 @@ def run(tx: Any, rows: Tree, edit: Callable[[Any], Any] = lambda state: state) -
     return jax.tree.map(lambda leaf: leaf[:, 0], found), state
 
 
+def starting(*factors: np.ndarray, **fields: np.ndarray) -> Callable[[Any], Any]:
+    """What makes all workers start from these factors, or fields of what the exchange shares."""
+
+    def edit(state: Any) -> Any:
+        pmean = getattr(state, "pmean", state)
+        (bucket,) = pmean.exchange
+        many = len(jax.tree.leaves(bucket.shared)[0])
+        new = {name: [np.stack([factor] * many)] for name, factor in fields.items()}
+        shared = [np.stack([factor] * many) for factor in factors]
+        shared = bucket.shared._replace(**new) if fields else shared
+        pmean = pmean._replace(exchange=(bucket._replace(shared=shared),))
+        return pmean if pmean.__class__ is state.__class__ else state._replace(pmean=pmean)
+
+    return edit
+
+
+def both_ways(codec: fg.codecs.Codec, x: np.ndarray, step: fg.Step | None = None) -> np.ndarray:
+    """What comes of a vector that a codec sends."""
+    like, step = jnp.asarray(x), step or fg.Step.of(0)
+    message = fg.compress(codec, like, step=step)
+    return np.asarray(fg.decompress(codec, message, like, step=step))
+
+
+def pair(
+    names: tuple[str, str, str],
+    inputs: str,
+    means: tuple[Any, Any],
+    errors: tuple[Any, Any],
+    limit: float = 1e-5,
+    differs: str = "",
+) -> Iterator[Row]:
+    """Two rows: the means, and what is left, each of ours and of theirs.
+
+    The names are those of their method, of ours, and of what they call the residual.
+    """
+    theirs, ours, left = names
+    mean, error = apart(*means), apart(*errors)
+    yield Row(f"{theirs}, the mean", ours, inputs, mean, limit=limit, differs=differs)
+    yield Row(left, "the residual", inputs, error, limit=limit)
+
+
 def residual(state: Any) -> Tree:
     """What the workers have not sent yet, a tree of arrays [workers, ...]."""
     return jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], optax.tree.get(state, "residual"))
@@ -189,6 +230,22 @@ def together(
         )
         found = [pathlib.Path(folder, str(rank)).read_bytes() for rank in range(workers)]
     return [list(ranks) for ranks in zip(*map(pickle.loads, found), strict=True)]
+
+
+def each(
+    program: Callable[..., Any],
+    checkout: pathlib.Path | None,
+    cases: Sequence[tuple[Any, ...]],
+    workers: int = 3,
+    **options: Any,
+) -> Iterator[tuple[tuple[Any, ...], np.ndarray, list[Any]]]:
+    """Each case, which begins with a shape, its gradients, and what came of it on each rank.
+
+    The program is given the checkout, the gradients, and the rest of the case.
+    """
+    given = [gradients(shape, workers=workers, **options) for shape, *_ in cases]
+    whole = [(checkout, rows, *case[1:]) for rows, case in zip(given, cases, strict=True)]
+    yield from zip(cases, given, together(program, workers, whole), strict=True)
 
 
 def _member(

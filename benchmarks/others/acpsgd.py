@@ -6,8 +6,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import optax
-from others._both import Row, apart, described, gradients, imported, pmean, residual, run, together
+from others._both import Row, described, each, imported, pair, pmean, residual, run, starting
 
 import fftgrad as fg
 
@@ -38,25 +37,14 @@ def theirs(rank: int, checkout: pathlib.Path, rows: np.ndarray, columns: int) ->
 
 def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     """Rows for each shape and rank."""
-    cases = CASES[: 1 if smoke else None]
-    given = [gradients(shape) for shape, _ in cases]
-    whole = [(checkout, rows, rank) for rows, (_, rank) in zip(given, cases, strict=True)]
-    runs = together(theirs, 3, whole)
-    for (shape, rank), rows, found in zip(cases, given, runs, strict=True):
+    for (shape, rank), rows, found in each(theirs, checkout, CASES[: 1 if smoke else None]):
         means, _, (p, q) = found[0]
-        factors = {name: [np.stack([f] * 3)] for name, f in (("first", p), ("second", q))}
-        tx = pmean(fg.methods.acp_sgd(rank))
-        updates, state = run(tx, rows, lambda s, f=factors: optax.tree.set(s, **f))
-        errors = np.stack([error for _, error, _ in found])
-        inputs = f"{described(shape)}, rank {rank}"
-        differs = "its CUDA streams were left out"
-        yield Row(
-            "`DistributedOptimizer`, the mean",
-            "`acp_sgd`",
-            inputs,
-            apart(updates, means),
+        updates, state = run(pmean(fg.methods.acp_sgd(rank)), rows, starting(first=p, second=q))
+        yield from pair(
+            ("`DistributedOptimizer`", "`acp_sgd`", "its error"),
+            f"{described(shape)}, rank {rank}",
+            (updates, means),
+            (residual(state), [error for _, error, _ in found]),
             limit=1e-4,
-            differs=differs,
+            differs="its CUDA streams were left out",
         )
-        error = apart(residual(state), errors)
-        yield Row("its error", "the residual", inputs, error, limit=1e-4)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from others._both import AXIS, Row, apart, draws, imported, of_magnitudes
+from others._both import AXIS, Row, apart, both_ways, draws, imported, of_magnitudes
 
 import fftgrad as fg
 from fftgrad.contrib import gossip
@@ -117,12 +117,7 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     uniform = of_magnitudes(draws(key, x.size), x)
     with mock.patch.object(np.random, "rand", return_value=uniform):
         expected = quantize(x.astype(np.float64), 7, False)
-    codec, step, like = (
-        fg.UniformQuantizer(bits=4, bucket=x.size),
-        fg.Step(0, key, key),
-        jnp.asarray(x),
-    )
-    found = fg.decompress(codec, fg.compress(codec, like, step=step), like, step=step)
+    found = both_ways(fg.UniformQuantizer(bits=4, bucket=x.size), x, fg.Step(0, key, key))
     yield Row(
         "`qsgd_quantize`, unbiased",
         "`UniformQuantizer(4)`",

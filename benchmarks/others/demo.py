@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import optax
-from others._both import Row, apart, described, gradients, imported, pmean, residual, run, together
+from others._both import Row, apart, described, each, imported, pmean, residual, run
 
 import fftgrad as fg
 
@@ -38,10 +38,7 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     """Rows for each shape: one worker, where the signs are comparable, and three."""
     cases = CASES[: 1 if smoke else None]
     for workers in (1, 3):
-        given = [gradients(shape, workers=workers) for shape, _, _ in cases]
-        whole = [(checkout, rows, *case[1:]) for rows, case in zip(given, cases, strict=True)]
-        runs = together(theirs, workers, whole)
-        for (shape, k, block), rows, found in zip(cases, given, runs, strict=True):
+        for (shape, k, block), rows, found in each(theirs, checkout, cases, workers):
             tx = optax.chain(pmean(fg.methods.demo(k, block, DECAY)), optax.scale_by_sign())
             updates, state = run(tx, rows)
             kept = residual(state)

@@ -6,7 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from others._both import Row, apart, described, gradients, imported, package, residual, run
+from others._both import (
+    Row,
+    apart,
+    described,
+    gradients,
+    imported,
+    package,
+    residual,
+    run,
+    starting,
+)
 
 import fftgrad as fg
 
@@ -46,9 +56,7 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
         inputs = f"{described((out, wide))}, rank {rank}"
 
         def ours(rows: np.ndarray, factor: np.ndarray, rank: int = rank) -> Any:
-            tx = fg.methods.scale_by_dion(rank, DECAY)
-            start = [np.stack([factor] * 3)]
-            return run(tx, rows, lambda s: s._replace(pmean=_started(s.pmean, start)))
+            return run(fg.methods.scale_by_dion(rank, DECAY), rows, starting(factor))
 
         torch.manual_seed(0)
         x = torch.nn.Parameter(torch.zeros(out, wide))
@@ -94,9 +102,3 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
             limit=1e-4,
             differs=differs,
         )
-
-
-def _started(pmean: Any, factors: list[np.ndarray]) -> Any:
-    """The state with these factors for the only matrix."""
-    (bucket,) = pmean.exchange
-    return pmean._replace(exchange=(bucket._replace(shared=factors),))

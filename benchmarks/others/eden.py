@@ -9,7 +9,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from others._both import Row, apart, imported
+from others._both import Row, apart, both_ways, imported
 
 import fftgrad as fg
 
@@ -44,9 +44,7 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
         x = inputs("normal", n)
         quantizer = eden.EdenQuantization(bits)
         expected = quantizer.roundtrip(torch.from_numpy(x.copy()))[0].numpy()
-        given = jnp.asarray(x)
-        codec = fg.codecs.LloydMax(bits, block=n)
-        found = np.asarray(fg.decompress(codec, fg.compress(codec, given), given))
+        found = both_ways(fg.codecs.LloydMax(bits, block=n), x)
         name, own = f"`EdenQuantization({bits})`", f"`LloydMax({bits})`"
         same = np.abs(found - expected) < 1e-3 * np.abs(expected).max()
         words, limit = f"{n} normal values", 1e-5
@@ -64,8 +62,7 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
             signs = torch.from_numpy(_signs(whole, step))
             with mock.patch.object(hadamard, "rademacher_like", return_value=signs):
                 expected = eden.eden_builder(bits).roundtrip(torch.from_numpy(x.copy()))[0].numpy()
-            given = jnp.asarray(x)
-            found = fg.decompress(codec, fg.compress(codec, given, step=step), given, step=step)
+            found = both_ways(codec, x, step)
             yield Row(
                 f"`eden_builder({bits})`",
                 f"`Hadamard`, `LloydMax({bits})`",

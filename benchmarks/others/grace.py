@@ -7,19 +7,21 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
-import optax
 from others._both import (
     Row,
     apart,
+    both_ways,
     described,
     draws,
     gradients,
     imported,
     local_key,
     of_magnitudes,
+    pair,
     pmean,
     residual,
     run,
+    starting,
     together,
 )
 
@@ -198,44 +200,34 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     for name, case in CASES.items():
         updates, state = run(case.tx, given[name][1])
         inputs = words + (", our uniform numbers" if case.drawn else "")
-        yield Row(
-            f"`{name}`, the mean",
-            case.ours,
-            inputs,
-            apart(updates * case.factor, found[0][name][0].reshape(STEPS, *SHAPE)),
-            differs=case.differs,
-        )
+        means = updates * case.factor, found[0][name][0].reshape(STEPS, *SHAPE)
         if case.kept:
-            kept = residual(state)
-            memories = np.stack([worker[name][1] for worker in found])
-            yield Row("its residual", "the residual", inputs, apart(kept, memories))
+            errors = residual(state), [worker[name][1] for worker in found]
+            names = f"`{name}`", case.ours, "its residual"
+            yield from pair(names, inputs, means, errors, differs=case.differs)
+        else:
+            mean = apart(*means)
+            yield Row(f"`{name}`, the mean", case.ours, inputs, mean, differs=case.differs)
 
     import torch
 
     torch.manual_seed(0)
     factor = torch.empty(SHAPE[1], RANK).normal_().numpy()
-    start = [np.stack([factor] * WORKERS)]
-    tx = pmean(fg.methods.power_sgd(RANK))
-    updates, state = run(tx, plain[:FEW], lambda s: optax.tree.set(s, factors=start))
-    few = f"{described(SHAPE, WORKERS, FEW)}, rank {RANK}"
-    yield Row(
-        "`powersgd`, the mean",
-        "`power_sgd`",
-        few,
-        apart(updates, found[0]["powersgd"][0]),
+    updates, state = run(pmean(fg.methods.power_sgd(RANK)), plain[:FEW], starting(factor))
+    yield from pair(
+        ("`powersgd`", "`power_sgd`", "its residual"),
+        f"{described(SHAPE, WORKERS, FEW)}, rank {RANK}",
+        (updates, found[0]["powersgd"][0]),
+        (residual(state), [worker["powersgd"][1] for worker in found]),
         limit=1e-4,
         differs="with `use_memory`, the number of workers and a common seed, which its helper "
         "leaves out: it sums, and each worker draws a factor of its own",
     )
-    kept = residual(state)
-    memories = np.stack([worker["powersgd"][1] for worker in found])
-    yield Row("its residual", "the residual", few, apart(kept, memories), limit=1e-4)
 
     x = plain[0, 0]
     sent = imported(checkout, "grace_dl.dist.compressor.randomk").RandomKCompressor(KEPT)
     back = sent.decompress(*sent.compress(torch.from_numpy(x), "w")).numpy()
-    step, codec = fg.Step.of(0), fg.codecs.RandomK(KEPT)
-    own = np.asarray(fg.decompress(codec, fg.compress(codec, x, step=step), x, step=step))
+    own = both_ways(fg.codecs.RandomK(KEPT), x)
     share = abs(np.count_nonzero(own) - np.count_nonzero(back)) / np.count_nonzero(own)
     yield Row(
         "`randomk`, how many values it sends",

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import optax
-from others._both import Row, apart, described, gradients, imported, pmean, residual, run, together
+from others._both import Row, described, each, imported, pair, pmean, residual, run, starting
 
 import fftgrad as fg
 
@@ -32,26 +31,16 @@ def theirs(rank: int, checkout: pathlib.Path, rows: np.ndarray, columns: int) ->
 
 def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     """Rows for each shape and rank."""
-    cases = CASES[: 1 if smoke else None]
-    given = [gradients(shape) for shape, _ in cases]
-    whole = [(checkout, rows, rank) for rows, (_, rank) in zip(given, cases, strict=True)]
-    runs = together(theirs, 3, whole)
-    for (shape, rank), rows, found in zip(cases, given, runs, strict=True):
+    for (shape, rank), rows, found in each(theirs, checkout, CASES[: 1 if smoke else None]):
         means, _, (p, q) = found[0]
         # They send Q first, which for one matrix is P of its transpose.
-        factors = {name: [np.stack([f] * 3)] for name, f in (("first", q), ("second", p))}
-        tx = pmean(fg.methods.acp_sgd(rank))
-        turned = np.swapaxes(rows, 2, 3)
-        updates, state = run(tx, turned, lambda s, f=factors: optax.tree.set(s, **f))
-        inputs = f"{described(shape)}, rank {rank}"
-        yield Row(
-            "`BasicPowerSGD`, the mean",
-            "`acp_sgd`",
-            inputs,
-            apart(np.swapaxes(updates, 1, 2), means),
+        tx, turned = pmean(fg.methods.acp_sgd(rank)), np.swapaxes(rows, 2, 3)
+        updates, state = run(tx, turned, starting(first=q, second=p))
+        yield from pair(
+            ("`BasicPowerSGD`", "`acp_sgd`", "its error"),
+            f"{described(shape)}, rank {rank}",
+            (np.swapaxes(updates, 1, 2), means),
+            (np.swapaxes(residual(state), 1, 2), [error for _, error, _ in found]),
             limit=1e-4,
             differs="they send Q first, ours P: it was given the transpose",
         )
-        errors = np.stack([error for _, error, _ in found])
-        error = apart(np.swapaxes(residual(state), 1, 2), errors)
-        yield Row("its error", "the residual", inputs, error, limit=1e-4)

@@ -6,8 +6,19 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import optax
-from others._both import Row, apart, described, gradients, imported, pmean, residual, run, together
+from others._both import (
+    Row,
+    apart,
+    described,
+    gradients,
+    imported,
+    pair,
+    pmean,
+    residual,
+    run,
+    starting,
+    together,
+)
 
 import fftgrad as fg
 
@@ -63,24 +74,23 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     runs = iter(together(theirs, 3, whole))
 
     for (shape, rank), rows, query in zip(cases, given, queries, strict=True):
-        found, start = next(runs), np.stack([query] * 3)
-        tx = pmean(fg.methods.power_sgd(rank))
-        both = {"b": vectors, "w": rows}
-        updates, after = run(tx, both, lambda s, q=start: optax.tree.set(s, factors=[q]))
-        inputs = f"{described(shape)}, rank {rank}"
-        mean = apart(updates["w"], found[0][0][0])
-        yield Row("`RankKReducer`, the mean", "`power_sgd`", inputs, mean, limit=1e-4)
-        memory = apart(residual(after)["w"], np.stack([kept[0] for _, kept in found]))
-        yield Row("its memory", "the residual", inputs, memory, limit=1e-4)
+        found, both = next(runs), {"b": vectors, "w": rows}
+        updates, after = run(pmean(fg.methods.power_sgd(rank)), both, starting(query))
+        yield from pair(
+            ("`RankKReducer`", "`power_sgd`", "its memory"),
+            f"{described(shape)}, rank {rank}",
+            (updates["w"], found[0][0][0]),
+            (residual(after)["w"], [kept[0] for _, kept in found]),
+            limit=1e-4,
+        )
 
     for name, scope in bucketings.items():
         found = next(runs)
-        tx = pmean(fg.methods.top_k(KEPT), bucketing=fg.Bucketing(scope))
-        updates, after = run(tx, tree)
+        updates, after = run(pmean(fg.methods.top_k(KEPT), bucketing=fg.Bucketing(scope)), tree)
         means, inputs = found[0][0], "40 × 30 and 200 values, 3 workers, 20 steps, 2 %"
         worst = max(apart(updates[key], mean) for key, mean in zip(tree, means, strict=True))
         yield Row(f"`{name}`, the mean", f'`top_k`, `Bucketing("{scope}")`', inputs, worst)
-        memories = [np.stack([kept[i] for _, kept in found]) for i in range(len(tree))]
         left = residual(after)
+        memories = [np.stack([kept[i] for _, kept in found]) for i in range(len(tree))]
         worst = max(apart(left[key], memory) for key, memory in zip(tree, memories, strict=True))
         yield Row("its memory", "the residual", inputs, worst)

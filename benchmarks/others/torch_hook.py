@@ -5,9 +5,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import optax
 import torch
-from others._both import Row, apart, described, gradients, pmean, residual, run, together
+from others._both import (
+    Row,
+    apart,
+    described,
+    each,
+    gradients,
+    pair,
+    pmean,
+    residual,
+    run,
+    starting,
+)
 
 import fftgrad as fg
 
@@ -19,7 +29,7 @@ DENSE = 2
 CASES = [((64, 32), 1), ((48, 100), 2), ((8, 16, 3, 3), 2), ((96, 96), 4)]
 
 
-def theirs(rank: int, matrices: np.ndarray, biases: np.ndarray, columns: int) -> Any:
+def theirs(rank: int, _: None, matrices: np.ndarray, columns: int, biases: np.ndarray) -> Any:
     """The means of all steps, and the last error, of one worker."""
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
 
@@ -55,26 +65,22 @@ def theirs(rank: int, matrices: np.ndarray, biases: np.ndarray, columns: int) ->
 
 def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     """Rows for each shape and rank."""
-    del checkout
-    cases = CASES[: 1 if smoke else None]
     b = gradients((7,), steps=20 + DENSE, seed=1)
-    matrices = [gradients(shape, steps=20 + DENSE) for shape, _ in cases]
-    whole = [(w, b, rank) for w, (_, rank) in zip(matrices, cases, strict=True)]
-    runs = together(theirs, 3, whole)
-    for (shape, rank), w, found in zip(cases, matrices, runs, strict=True):
+    cases = [(*case, b) for case in CASES[: 1 if smoke else None]]
+    for (shape, rank, _), w, found in each(theirs, checkout, cases, steps=20 + DENSE):
         means = found[0][0][DENSE:]
         flat = w.reshape(*w.shape[:2], shape[0], -1)  # their matrix of a convolution
         torch.manual_seed(int(np.random.RandomState(0).randint(1_000_000_000)))  # as they do
         factor = torch.randn(1, flat.shape[-1], rank)[0].numpy()
-        start = np.stack([factor] * 3)
         rows = {"w": flat[DENSE:], "b": b[DENSE:]}
-        tx = pmean(fg.methods.power_sgd(rank))
-        updates, state = run(tx, rows, lambda s, q=start: optax.tree.set(s, factors=[q]))
-        kept = residual(state)["w"].reshape(3, -1)
-        errors = np.stack([error for _, error in found])
-        mean = apart(updates["w"].reshape(20, *shape), np.stack([m[0] for m in means]))
+        updates, state = run(pmean(fg.methods.power_sgd(rank)), rows, starting(factor))
         inputs = f"{described(shape)}, rank {rank}"
-        yield Row("`powerSGD_hook`, the mean", "`power_sgd`", inputs, mean, limit=1e-4)
-        yield Row("its error", "the residual", inputs, apart(kept, errors), limit=1e-4)
-        dense = apart(updates["b"], np.stack([m[1] for m in means]))
+        yield from pair(
+            ("`powerSGD_hook`", "`power_sgd`", "its error"),
+            inputs,
+            (updates["w"].reshape(20, *shape), [mean for mean, _ in means]),
+            (residual(state)["w"].reshape(3, -1), [error for _, error in found]),
+            limit=1e-4,
+        )
+        dense = apart(updates["b"], [mean for _, mean in means])
         yield Row("vectors, dense", "the same", inputs, dense)

@@ -94,16 +94,10 @@ def test_traffic_is_what_kernels_take_and_put(imported):
     assert imported("_hlo").Program(TRAFFIC).cost().traffic == copied + scattered + halved
 
 
-def test_products_between_start_and_end_are_overlap(imported):
-    program = imported("_hlo").Program(TEXT)
-    assert program.overlaps() == [("all-gather", 2), ("all-reduce", 0)]
-    assert program.overlaps(at_least=8) == [("all-gather", 2)]
-
-
 @pytest.mark.slow
 def test_kernels_do_not_grow(tmp_path):
     pytest.importorskip("jax_plugins.xla_cuda12")
-    command = [sys.executable, "benchmarks/programs.py", "--out", tmp_path, "--layers", "2"]
+    command = [sys.executable, "benchmarks/programs.py", "--out", tmp_path]
     subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
     record = json.loads((tmp_path / "h100.json").read_text())
     kernels = {(row["codec"], row["way"]): row["kernels"] for row in record["codecs"]}
@@ -112,4 +106,3 @@ def test_kernels_do_not_grow(tmp_path):
     assert kernels["FFT 4096, 5 %, 8 bits", "compress"] <= 45
     assert kernels["FFT 4096, 5 %, 8 bits", "decompress"] <= 13
     assert all(r["host_syncs"] == 0 for r in record["codecs"] if r["codec"] != "threshold 1 %")
-    assert all(row["host_syncs"] == 0 for row in record["steps"])
