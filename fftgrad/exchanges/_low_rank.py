@@ -51,8 +51,8 @@ def random_factors(like: PyTree, rank: int, axis: int) -> list[jax.Array]:
     for group in _parts.alike(lengths.values()):
         own = [numbers[i] for i in group]
         shape = lengths[own[0]], rank
-        draw = lambda seed, shape=shape: jax.random.normal(jax.random.key(seed), shape)  # noqa: E731
-        factors = jax.vmap(draw)(np.array(own, np.uint32))
+        keys = jax.vmap(jax.random.key)(np.array(own, np.uint32))
+        factors = jax.vmap(lambda key, s=shape: jax.random.normal(key, s, jnp.float32))(keys)
         found.update(zip(own, _shapes.unstack(factors), strict=True))
     return [found[i] for i in numbers]
 

@@ -275,7 +275,7 @@ def feedback_muon(
       axis_name: the axis of the workers.
 
     Wire: bytes of the exchange. `share_axis` adds one all-gather, to which each of its w workers
-      passes 2/w bytes for each value of a matrix.
+      passes 2/w bytes for each value of a matrix, which is rounded to bfloat16.
 
     Raises:
       ValueError: while tracing, if a gradient is sharded over a model axis, because Muon needs the
@@ -337,7 +337,7 @@ def orthogonal(updates: PyTree, numbers: Any, rms: float, share_axis: AxisName |
     leaves, structure = jax.tree.flatten(updates)
     stacks: dict[tuple[int, int], list[tuple[int, _Flat]]] = {}
     for place, own in enumerate(_of_leaves(numbers, updates)):
-        if own is not None:
+        if own is not None and leaves[place].size:
             flat = _Flat(leaves[place], own)
             stacks.setdefault(flat.short_long, []).append((place, flat))
     scales = [rms * long**0.5 for _, long in stacks]

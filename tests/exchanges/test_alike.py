@@ -49,13 +49,24 @@ def two_steps(exchange):
     return jax.jit(jax.vmap(worker, axis_name=AXIS))(rows)
 
 
+BY_LEAF = {
+    "clip by leaf": fg.AllGather(lambda *_: fg.TopK(k=9), clip_to_median=True),
+    "random-k by leaf": fg.AllGather(lambda *_: fg.codecs.RandomK(k=9)),
+    "overflow by leaf": fg.AllGather(lambda *_: fg.codecs.AdaComp(bin_size=10, per_bin=0.2)),
+}
+ROWS = EXCHANGES | BY_LEAF
+
+
+@pytest.mark.every_case
 @pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in EXCHANGES]
+    "name",
+    [n if n in QUICK | set(BY_LEAF) else pytest.param(n, marks=pytest.mark.slow) for n in ROWS],
 )
 def test_each_part_gets_what_it_gets_on_its_own(name, monkeypatch):
-    together = two_steps(EXCHANGES[name])
+    together = two_steps(ROWS[name])
+    assert "overflow" not in name or np.all(together[3] > 1)
     monkeypatch.setattr(_parts, "alike", apart)
-    own = two_steps(EXCHANGES[name])
+    own = two_steps(ROWS[name])
     # Products of matrices may be summed in another order for several than for one.
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
     equal = close if name in PRODUCTS else np.testing.assert_array_equal

@@ -54,6 +54,17 @@ def test_the_mean_is_weighted_and_copies_count_nothing(count):
         np.testing.assert_allclose(found[path], wanted, atol=1e-6)
 
 
+def test_leaves_of_one_size_keep_their_own_means():
+    shapes = tuple((path, (3,)) for path in "ab")
+    programs = Programs(shapes, fg.AllGather(lambda *_: fg.codecs.Identity()), descent)
+    changes = [{"a": np.full(3, i, np.float32), "b": np.full(3, -i, np.float32)} for i in (1, 5, 9)]
+    sent = [programs.from_bytes(programs.to_bytes(payloads(programs, c))) for c in changes]
+    zero = {path: np.zeros(3, np.float32) for path in "ab"}
+    moved, _ = programs.advance((zero, descent(1.0).init(zero)), sent, [0.5, 0.25, 0.25], 5)
+    np.testing.assert_allclose(moved["a"], -4.0)
+    np.testing.assert_allclose(moved["b"], 4.0)
+
+
 SHARES = [0.1, 0.2, 0.3, 0.4]
 
 

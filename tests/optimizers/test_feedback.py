@@ -107,6 +107,17 @@ def test_a_muon_that_leads_is_muon_and_a_normalized_gradient():
             np.testing.assert_allclose(moves[name][count - 1, 0], wanted, rtol=2e-4)
 
 
+def test_muon_takes_narrow_and_empty_leaves_and_keeps_their_types():
+    shapes = {"a": ((6, 4), "float32"), "b": ((4, 6), "bfloat16"), "c": ((0, 5), "float32")}
+    like = {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
+    tx = fg.optimizers.feedback_muon(0.1, DENSE, memory=fg.NoMemory(), axis_name=AXIS)
+    rows = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype), like)
+    run = jax.vmap(lambda g: optax.apply_updates(g, tx.update(g, tx.init(g), g)[0]), axis_name=AXIS)
+    assert jax.eval_shape(run, rows) == rows
+    moves = jax.vmap(lambda g: tx.update(g, tx.init(g), g)[0], axis_name=AXIS)
+    assert jax.eval_shape(moves, rows)["b"].dtype == jnp.bfloat16
+
+
 WHOLE = {"feedback_adam": fg.optimizers.feedback_adam, "feedback_muon": fg.optimizers.feedback_muon}
 
 
