@@ -146,7 +146,7 @@ def test_it_comes_back_where_it_was_and_goes_on(tmp_path, run):
     checkpoint.save(tmp_path, 7, tree)
     found = checkpoint.restore(tmp_path, fresh)
     assert_same(found.tree, tree)
-    assert found[1:] == (7, (WORKERS, WORKERS), (), ())
+    assert found[1:] == (7, (WORKERS, WORKERS))
     ends = [trained(train, start, range(2, 4)) for start in (tree, found.tree)]
     assert_same(*ends)
     assert train._cache_size() == 1
