@@ -50,8 +50,8 @@ def two_steps(exchange):
 
 
 def drawn_or_too_many(name, _):
-    """A codec that draws, for three leaves, and one that counts overflow, for two."""
-    return fg.codecs.RandomK(k=9) if name in "acd" else fg.codecs.AdaComp(10, per_bin=0.2)
+    """A codec that draws, for two leaves, and one that counts overflow, for three."""
+    return fg.codecs.AdaComp(10, per_bin=0.2) if name in "acd" else fg.codecs.RandomK(k=9)
 
 
 BY_LEAF = {"by leaf": fg.AllGather(drawn_or_too_many, clip_to_median=True)}
