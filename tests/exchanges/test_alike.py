@@ -49,9 +49,9 @@ def two_steps(exchange):
     return jax.jit(jax.vmap(worker, axis_name=AXIS))(rows)
 
 
-def drawn_or_too_many(name, _):
+def drawn_or_too_many(_, like):
     """A codec that draws, for two leaves, and one that counts overflow, for three."""
-    return fg.codecs.AdaComp(10, per_bin=0.2) if name in "acd" else fg.codecs.RandomK(k=9)
+    return fg.codecs.AdaComp(10, per_bin=0.2) if like.ndim == 1 else fg.codecs.RandomK(k=9)
 
 
 BY_LEAF = {"by leaf": fg.AllGather(drawn_or_too_many, clip_to_median=True)}
