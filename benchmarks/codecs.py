@@ -19,7 +19,6 @@ from _record import SAVED, head, markdown, parser, write
 from jax import lax
 
 import fftgrad as fg
-from fftgrad.exchanges._parts import Parts
 
 BLOCK = 4096
 BYTES = fg.RangeFloat(bits=8)
@@ -29,7 +28,6 @@ CODECS: dict[str, fg.codecs.Codec] = {
     "FFT 4096, 5 %, 8 bits": fg.chain(fg.Fft(block=BLOCK), fg.TopK(fraction=0.05), BYTES),
     "FFT 64, 5 %, 8 bits": fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.05), BYTES),
 }
-AVERAGED = "top-k 1 %, 8 bits"
 STEP = fg.Step.of(0)
 
 
@@ -69,14 +67,8 @@ def compiled(what: str, function: Any, inputs: list[Any], wire_bytes: int | None
     return Row(what, lambda x: jax.block_until_ready(program(x)), inputs, wire_bytes, temp, took)
 
 
-def mean_of(codec: fg.codecs.Codec, like: jax.ShapeDtypeStruct, payloads: Any) -> jax.Array:
-    """The mean of stacked payloads, as an `AllGather` takes it."""
-    (mean,) = Parts.of([(codec, like)]).mean((payloads,), jnp.zeros(()), STEP)
-    return mean
-
-
 def rows_of(n: int) -> list[Row]:
-    """A copy, every codec both ways, averaging many payloads against one, and peers."""
+    """A copy, every codec both ways, and peers."""
     xs, like = gradients(n), jax.ShapeDtypeStruct((n,), "float32")
     rows = [compiled("memory copy", lambda x: -x, xs, 4 * n)]
     for name, codec in CODECS.items():
@@ -86,11 +78,6 @@ def rows_of(n: int) -> list[Row]:
         rows.append(compiled(f"{name}: compress", down, xs, size))
         payloads = [rows[-1].run(x) for x in xs]
         rows.append(compiled(f"{name}: decompress", up, payloads, size))
-        for workers in (1, 8) if name == AVERAGED else ():
-            mean = functools.partial(mean_of, codec, like)
-            each = [(payloads * workers)[i : i + workers] for i in range(len(payloads))]
-            stacked = [jax.tree.map(lambda *leaves: jnp.stack(leaves), *own) for own in each]
-            rows.append(compiled(f"{name}: mean of {workers}", mean, stacked))
     k = max(1, n // 100)
     rows.append(compiled("rfft 4096", lambda x: jnp.fft.rfft(x.reshape(-1, BLOCK)), xs))
     rows.append(compiled("lax.top_k 1 %", lambda x: lax.top_k(jnp.abs(x), k), xs, 8 * k))
