@@ -177,6 +177,14 @@ def test_64_bits_change_nothing():
     in_64_bits_too(lambda x: [round_trip(codec, x) for codec in codecs], values((70_000,)))
 
 
+@pytest.mark.parametrize("exchange", [fg.PowerSgd(2), fg.exchanges.AcpSgd(2)], ids=repr)
+def test_64_bits_change_no_dtype_of_a_factor(exchange):
+    like = {"matrix": jax.ShapeDtypeStruct((9, 8), "float32")}
+    narrow = jax.eval_shape(lambda: exchange.init(like))
+    with jax.enable_x64(True):
+        assert jax.eval_shape(lambda: exchange.init(like)) == narrow
+
+
 @pytest.mark.usefixtures("every_platform")
 def test_64_bits_change_nothing_of_many_leaves():
     tx = fg.compressed_pmean(fg.AllGather(fg.Sign()), axis_name=AXIS)
