@@ -68,8 +68,8 @@ def diloco(
     *Streaming.* With P fragments, the workers exchange one fragment every H/P steps: a P-th of the
     rows of every leaf. The whole model never travels at once. With an overlap of τ steps, the
     exchange runs during the next inner step, and its result updates `anchor` in that step. The
-    worker mixes the anchor into its parameters τ inner steps after they were sent, by θ ← α θ + (1
-    - α) θ̄, so it keeps a share α of its progress. If also `fragments=sync_every`, every step
+    worker mixes the anchor into its parameters τ inner steps after they were sent, and keeps a
+    share α of its own progress: θ ← α θ + (1 - α) θ̄. If also `fragments=sync_every`, every step
     exchanges the same number of bytes, outside of `lax.cond`. XLA can then overlap the exchange
     with the backward pass.
 
