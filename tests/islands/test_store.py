@@ -40,7 +40,7 @@ def s3(_):
                 return super().__call__(*request)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moto, "DomainDispatcherApplication", Atomic)
+        patch.setattr(f"{moto.ThreadedMotoServer.__module__}.{Atomic.__base__.__name__}", Atomic)
         server = moto.ThreadedMotoServer(port=0, verbose=False)
         server.start()
     host, port = server.get_host_and_port()
