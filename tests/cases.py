@@ -31,8 +31,7 @@ CODECS: dict[str, fg.codecs.Codec] = {
     "top-k all": fg.TopK(fraction=1.0),
     "range float": fg.RangeFloat(bits=8),
     "range float truncate": fg.RangeFloat(bits=10, rounding="truncate"),
-    "range float stochastic": fg.RangeFloat(bits=5, rounding="stochastic"),
-    "range float fixed": fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125),
+    "range float fixed": fg.RangeFloat(bits=8, mantissa=3, limits=(-1.0, 2.0)),
     "log levels": fg.LogQuantizer(bits=5),
     "top-k 4 bits": fg.chain(fg.TopK(fraction=0.1), fg.LogQuantizer(bits=4)),
     "blocked 4 bits": fg.chain(fg.Fft(block=16), fg.TopK(fraction=0.2), fg.LogQuantizer(bits=4)),
@@ -42,15 +41,11 @@ CODECS: dict[str, fg.codecs.Codec] = {
     "top-k 6 bits": fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(bits=6)),
     "top-k bfloat16": fg.chain(fg.TopK(k=5), fg.Cast("bfloat16")),
     "blocked": fg.chain(fg.Fft(block=16), fg.TopK(fraction=0.2), fg.RangeFloat(bits=8)),
-    "blocked stochastic": fg.chain(
-        fg.Fft(block=16), fg.TopK(fraction=0.3), fg.RangeFloat(bits=4, rounding="stochastic")
-    ),
     "paper": fg.chain(
         fg.Fft(block=None, half=True), fg.TopK(fraction=0.15), fg.RangeFloat(bits=10)
     ),
     "blocked dct": fg.chain(fg.Dct(block=16), fg.TopK(fraction=0.2), fg.RangeFloat(bits=8)),
     "few of blocks": fg.chain(fg.Fft(block=4), fg.TopK(k=1), fg.RangeFloat(bits=8)),
-    "rotated": fg.chain(fg.Hadamard(block=32), fg.RangeFloat(bits=4, rounding="stochastic")),
     "threshold": fg.Threshold(fraction=0.1),
     "threshold exact": fg.Threshold(fraction=0.1, search="exact"),
     "one mean": fg.chain(
@@ -81,7 +76,6 @@ CODECS: dict[str, fg.codecs.Codec] = {
         fg.Hadamard(block=8), fg.codecs.RandomK(k=16), fg.UniformQuantizer(bits=4)
     ),
     "cosines of rotations": fg.chain(fg.Dct(block=8), fg.Hadamard(block=16), fg.TopK(k=9)),
-    "unbiased fft": fg.chain(fg.Fft(block=16), fg.RangeFloat(bits=5, rounding="stochastic")),
 }
 
 TILED: dict[tuple[int, ...], fg.codecs.Codec] = {
@@ -127,8 +121,6 @@ EXCHANGES: dict[str, fg.exchanges.Exchange] = {
     "gather paper": fg.AllGather(CODECS["paper"]),
     "gather dct": fg.AllGather(CODECS["blocked dct"]),
     "gather few of blocks": fg.AllGather(CODECS["few of blocks"]),
-    "gather rotated": fg.AllGather(CODECS["rotated"]),
-    "gather stochastic": fg.AllGather(CODECS["blocked stochastic"]),
     "gather adaptive": fg.AllGather(CODECS["one mean"]),
     "random sum": fg.AllReduce(fg.codecs.RandomK(fraction=0.25)),
     "shared support": fg.exchanges.LeaderTopK(fg.TopK(fraction=0.1)),
@@ -234,7 +226,7 @@ HIERARCHIES: dict[str, fg.Hierarchical] = {
     "slow gather": fg.Hierarchical("fast", 4, fg.AllGather(CODECS["top-k 6 bits"])),
     "slow gather, blocked": fg.Hierarchical("fast", 4, fg.AllGather(CODECS["blocked"])),
     "slow gather, no memory": fg.Hierarchical(
-        "fast", 4, fg.AllGather(CODECS["blocked stochastic"]), fg.NoMemory()
+        "fast", 4, fg.AllGather(CODECS["levels"]), fg.NoMemory()
     ),
     "slow all-reduce": fg.Hierarchical("fast", 4, fg.AllReduce()),
     "slow shared support": fg.Hierarchical(
