@@ -59,7 +59,7 @@ CODECS: dict[str, fg.codecs.Codec] = {
     "tiles": fg.chain(
         fg.codecs.Tiles(block=16), fg.ChunkTopK(chunk=16, k=5), fg.codecs.BinMeans(bits=3)
     ),
-    "random-k": fg.codecs.RandomK(fraction=0.25, rescale=True),
+    "random-k": fg.codecs.RandomK(fraction=0.25),
     "adacomp": fg.codecs.AdaComp(bin_size=20),
     "sign": fg.Sign(),
     "dynamic sign": fg.codecs.DynamicSign(scale=8.0, decay=0.9),
@@ -105,7 +105,7 @@ MEMORIES: dict[str, fg.memories.Memory] = {
     "low-pass": fg.ErrorFeedback(beta=0.3),
     "narrow feedback": fg.ErrorFeedback(dtype="bfloat16"),
     "momentum": fg.memories.MomentumCorrection(momentum=0.9),
-    "Nesterov": fg.memories.MomentumCorrection(momentum=0.9, nesterov=True, masking=False),
+    "Nesterov": fg.memories.MomentumCorrection(momentum=0.9, nesterov=True),
 }
 
 NET = learned.Autoencoder(encoder=(3, 2), code=2, decoder=(2, 3))

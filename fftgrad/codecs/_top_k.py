@@ -214,14 +214,10 @@ class RandomK(_Share):
     Args:
       fraction: share of the n coefficients kept, 0 < fraction <= 1; k = ceil(fraction · n).
       k: number of coefficients kept, in place of `fraction`; all n if n < k.
-      rescale: True to multiply kept values by n/k, the inverse of their probability, which makes
-        the codec unbiased. Use False with error feedback: with True, n/k times the residual would
-        be sent.
 
     Wire: x float32[n] | complex64[n] -> main of that dtype [k].
 
-    Claims: summable; unbiased if `rescale`. If a value is not finite, no decoded value is finite.
-      With `rescale`, a kept value becomes infinite if n/k times the value exceeds float32.
+    Claims: biased; summable. If a value is not finite, no decoded value is finite.
 
     Differs from the paper: the paper draws k of all n positions. This codec draws one position from
       each of k intervals, so positions ascend. All values have about the same probability k/n.
@@ -235,20 +231,13 @@ class RandomK(_Share):
       Stich, Cordonnier and Jaggi, NeurIPS 2018, arXiv:1809.07599.
     """
 
-    rescale: bool = False
-
     @property
     def summable(self) -> bool:
         return True
 
-    @property
-    def unbiased(self) -> bool:
-        return self.rescale
-
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        positions, width = self._draw(x.size, step)
+        kept = x[self.positions((), x.size, step)]
         # Report a NaN at any position: error feedback would keep an unsent NaN forever.
-        kept = x[positions] * (width.astype(x.dtype) if self.rescale else 1.0)
         return Compressed(Payload(kept + _finite.poison(x).astype(x.dtype)))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
@@ -261,10 +250,6 @@ class RandomK(_Share):
         return kept.put_into(whole)
 
     def positions(self, side: PyTree, n: int, step: Step) -> jax.Array:
-        return self._draw(n, step)[0]
-
-    def _draw(self, n: int, step: Step) -> tuple[jax.Array, jax.Array]:
-        """Return the positions, and the widths of their intervals (the inverse probabilities)."""
         k = self._k(n)
         width, longer = divmod(n, k)
         interval = jnp.arange(k, dtype=jnp.int32)
@@ -272,4 +257,4 @@ class RandomK(_Share):
         size = width + (interval < longer).astype(jnp.int32)
         remedy = " to compress and decompress"
         offset = _random.drawn_bits(self, step.shared, k, remedy) % size.astype(jnp.uint32)
-        return start + offset.astype(jnp.int32), size.astype(jnp.float32)
+        return start + offset.astype(jnp.int32)

@@ -21,15 +21,12 @@ SHRINKING = (
     fg.codecs.Identity, fg.LogQuantizer, fg.codecs.MeanMagnitude, fg.codecs.AlternatingSign,
     fg.codecs.RandomK, fg.RangeFloat, fg.Sign, fg.Threshold, fg.TopK,
 )  # fmt: skip
-"""Stages that move no vector away from itself by more than its length, but for some options."""
+"""Stages that move no vector away from itself by more than its length."""
 
 
 def shrinks(codec):
     """Whether ||x - C(x)|| <= ||x||: it drops, rounds to the nearest or towards zero, no more."""
-    return all(
-        isinstance(stage, SHRINKING) and not getattr(stage, "rescale", False)
-        for stage in stages(codec)
-    )
+    return all(isinstance(stage, SHRINKING) for stage in stages(codec))
 
 
 def constant(rng, shape):
