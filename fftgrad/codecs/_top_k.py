@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,28 +15,26 @@ from fftgrad.ops import _codes, _finite, _platform, _positions, _random, _select
 
 
 def check_size(owner: str, fraction: float | None, k: int | None) -> None:
-    check_one_of(owner, "fraction", fraction, "k", k, "fraction=0.01")
+    argument, found = f"{owner}(fraction, k)", f"fraction={fraction}, k={k}"
+    one = (fraction is None) != (k is None)
+    check(one, argument, "have exactly one of the two", found, f"use {owner}(fraction=0.01).")
     one = isinstance(fraction, int) and fraction == 1
     rule, remedy = "be a float", f"use {owner}(k=1), or fraction=1.0 for all."
     check_type(not one, f"{owner}(fraction)", rule, fraction, remedy)
     if fraction is not None:
+        check_static(f"{owner}(fraction)", fraction, float | int)
         remedy = f"to drop a share theta use {owner}(fraction=1 - theta)."
         check_within(f"{owner}(fraction)", fraction, "(0, 1]", remedy)
     if k is not None:
+        check_static(f"{owner}(k)", k, int)
         check_count(f"{owner}(k)", k, f"use {owner}(k=1).")
 
 
-def check_one_of(
-    owner: str, share: str, of_n: float | None, number: str, of_all: int | None, remedy: str
-) -> None:
-    argument, found = f"{owner}({share}, {number})", f"{share}={of_n}, {number}={of_all}"
-    one = (of_n is None) != (of_all is None)
-    check(one, argument, "have exactly one of the two", found, f"use {owner}({remedy}).")
-    for name, found, kind in ((share, of_n, float | int), (number, of_all, int)):
-        fine = found is None or (isinstance(found, kind) and not isinstance(found, bool))
-        rule = "be a Python number, because the size of the payload is static"
-        remedy = "use Scheduled to change it, and static_args in optax.inject_hyperparams."
-        check_type(fine, f"{owner}({name})", rule, found, remedy)
+def check_static(argument: str, number: object, kind: Any) -> None:
+    fine = isinstance(number, kind) and not isinstance(number, bool)
+    rule = "be a Python number, because the size of the payload is static"
+    remedy = "use Scheduled to change it, and static_args in optax.inject_hyperparams."
+    check_type(fine, argument, rule, number, remedy)
 
 
 def kept(fraction: float | None, k: int | None, n: int) -> int:
