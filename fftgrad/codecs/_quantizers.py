@@ -283,7 +283,8 @@ class UniformQuantizer(Quantizer):
     Args:
       bits: width of a code, 2 <= bits <= 16; with 2 bits, s = 1 and the codes are ternary.
       bucket: d, number of values in a bucket. A larger d sends fewer norms and has a larger error.
-      norm: "l2" (as in the paper) or "max", the largest magnitude, which uses all levels.
+      norm: "l2" (as in the paper), or "max", the largest magnitude in the bucket. Few values come
+        near the l2 norm of a large bucket, so "l2" leaves the upper levels unused.
 
     Wire: x float32[n] -> main uint32[ceil(n · bits / 32)], side float32[ceil(n/bucket)].
 
