@@ -60,14 +60,10 @@ def row_norms(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     return top, divisor(top) * jnp.sqrt(jnp.sum(jnp.square(scaled), axis=1))
 
 
-def noise_bits(owner: object, step: Step, count: int) -> jax.Array:
-    """Draw random uint32[count], different on each worker."""
-    return _random.drawn_bits(owner, step.local, count, ", with another key for each call")
-
-
 def uniform_noise(owner: object, step: Step, count: int) -> jax.Array:
     """Draw uniform float32[count] in [0, 1), different on each worker."""
-    return (noise_bits(owner, step, count) >> 8).astype(jnp.float32) * 2.0**-24
+    bits = _random.drawn_bits(owner, step.local, count, ", with another key for each call")
+    return (bits >> 8).astype(jnp.float32) * 2.0**-24
 
 
 def to_levels(x: jax.Array, scale: jax.Array, levels: int, uniform: jax.Array) -> jax.Array:
@@ -201,33 +197,6 @@ class DynamicSign(Quantizer):
         half = self._now(step) / 2
         negative = _codes.unpack_mask(payload.main, math.prod(like.shape))
         return jnp.where(negative, -half, half).astype(like.dtype)
-
-
-@value
-class MeanMagnitude(Quantizer):
-    """Quantizer: replace every value by the mean of the non-zero values.
-
-    Use it for values of one sign, after `AlternatingSign` and `Threshold`.
-
-    Wire: x float32[k] -> main float32[1].
-
-    Claims: biased; not summable.
-
-    Example:
-      >>> fg.compress(fg.codecs.MeanMagnitude(), jnp.array([1.0, 3.0, 0.0])).main
-      Array([2.], dtype=float32)
-
-    References:
-      Fang et al., JPDC 133, 2019, arXiv:1808.04357.
-    """
-
-    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        check_real("MeanMagnitude", x)
-        count = jnp.maximum(jnp.sum((x != 0).astype(jnp.float32)), 1.0)
-        return Compressed(Payload(_finite.mean(x, count)[None]))
-
-    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
-        return jnp.broadcast_to(payload.main, like.shape)
 
 
 @value

@@ -59,7 +59,6 @@ GOLDEN = {
     "qsgd": [564],
     "random_k": [360],
     "redsync": [860],
-    "redsync quantized": [156],
     "scalecom": [436],
     "scalecom frequencies": [440],
     "sharded": [1092],
@@ -88,7 +87,7 @@ def test_an_optimizer_fills_a_hundredth_or_sends_what_it_is_given(name):
 
 # Dither
 
-STOCHASTIC = fg.RangeFloat(bits=4, rounding="stochastic")
+STOCHASTIC = fg.UniformQuantizer(bits=4)
 
 
 def sent(exchange, x, **options):

@@ -199,7 +199,7 @@ def times_side(payload, _like, _step):
 WRAPPING = Chosen("wrapping", eighths, lambda _, side: side.astype(jnp.int32))
 BY_MAXIMUM = codec("by maximum", by_maximum, times_side)
 SIGNS = changed("signs", lambda x, _: poisoned(jnp.sign(x), x))
-HIDING = fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125)
+HIDING = fg.RangeFloat(bits=8, mantissa=3, limits=(-2.0, 2.0))
 
 BROKEN_CODECS = [
     (Mutable(), "value", "frozen=True"),
