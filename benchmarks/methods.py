@@ -318,6 +318,11 @@ METHODS: list[Method] = [
     fed_back("random-k 10 % + EF", m.random_k(0.1)),
     fed_back("DGC 1 %", m.dgc(0.01), corrects=True),
     fed_back("RedSync 1 %", m.redsync(0.01, **TRIMMED), corrects=True),
+    fed_back(
+        "RedSync 1 %, quantized",
+        m.redsync(0.01, quantize=True, output=OUTPUT, **TRIMMED),
+        corrects=True,
+    ),
     SCALECOM,
     Method("ScaleCom 50x, FFT 64", m.scalecom(50, transform=FFT, exact=True)),
     Method("AdaComp", m.adacomp(conv_bin=50, bin_size=500)),

@@ -46,6 +46,10 @@ CODECS: dict[str, fg.codecs.Codec] = {
     "blocked dct": fg.chain(fg.Dct(block=16), fg.TopK(fraction=0.2), fg.RangeFloat(bits=8)),
     "few of blocks": fg.chain(fg.Fft(block=4), fg.TopK(k=1), fg.RangeFloat(bits=8)),
     "threshold": fg.Threshold(fraction=0.1),
+    "threshold exact": fg.Threshold(fraction=0.1, search="exact"),
+    "one mean": fg.chain(
+        fg.codecs.AlternatingSign(), fg.Threshold(fraction=0.1, reuse=2), fg.codecs.MeanMagnitude()
+    ),
     "chunk top-k": fg.ChunkTopK(chunk=10),
     "chunk top-k of spectra": fg.chain(fg.Fft(block=16), fg.ChunkTopK(chunk=8, k=3)),
     "chunk top-k, many": fg.ChunkTopK(chunk=16, k=3),
@@ -116,7 +120,7 @@ EXCHANGES: dict[str, fg.exchanges.Exchange] = {
     "gather paper": fg.AllGather(CODECS["paper"]),
     "gather dct": fg.AllGather(CODECS["blocked dct"]),
     "gather few of blocks": fg.AllGather(CODECS["few of blocks"]),
-    "gather adaptive": fg.AllGather(fg.Threshold(fraction=0.1, reuse=2)),
+    "gather adaptive": fg.AllGather(CODECS["one mean"]),
     "random sum": fg.AllReduce(fg.codecs.RandomK(fraction=0.25)),
     "shared support": fg.exchanges.LeaderTopK(fg.TopK(fraction=0.1)),
     "shared frequencies": fg.exchanges.LeaderTopK(
@@ -127,7 +131,7 @@ EXCHANGES: dict[str, fg.exchanges.Exchange] = {
     "two stages, budget": fg.TwoStage(fg.Budget(ratio=3.7), workers=4),
     "two stages": fg.TwoStage(fg.Sign(), workers=4),
     "eigenbasis": fg.Eigenbasis(fg.TwoStage(fg.Budget(ratio=3.7), workers=4), every=2),
-    "two stages, threshold": fg.TwoStage(CODECS["threshold"], workers=4),
+    "two stages, one sign": fg.TwoStage(CODECS["one mean"], workers=4),
     "gather rotations": fg.AllGather(CODECS["random levels"]),
     "shared rotations": fg.exchanges.LeaderTopK(CODECS["cosines of rotations"]),
     "counted sum": fg.AllReduce(fg.Fft(block=16, half=True)),
@@ -251,6 +255,9 @@ RECIPES: dict[str, fg.Recipe] = {
     "qsgd": fg.methods.qsgd(bits=4, bucket=32),
     "random_k": fg.methods.random_k(0.1),
     "redsync": fg.methods.redsync(0.1, dense_below=100, trimmed_below=300),
+    "redsync quantized": fg.methods.redsync(
+        0.1, quantize=True, output=("scalar",), dense_below=100, trimmed_below=300
+    ),
     "scalecom": fg.methods.scalecom(10, beta=0.3),
     "scalecom frequencies": fg.methods.scalecom(10, transform=fg.Fft(block=16), exact=True),
     "sign_sgd": fg.methods.sign_sgd(),

@@ -371,6 +371,10 @@ class MomentumCorrected(Oracle, abc.ABC):
     def positions(self, worker, name, v):
         """What is sent of the flat leaf."""
 
+    def values(self, name, v):
+        """What stands for the values that are sent."""
+        return v
+
     def clipped(self, grad, workers):
         """The local norm is clipped to N^-1/2 of the bound."""
         if self.clip is None:
@@ -396,7 +400,7 @@ class MomentumCorrected(Oracle, abc.ABC):
                     continue
                 chosen = self.positions(worker, name, v[name].ravel())
                 s = np.zeros(g.size)
-                s[chosen] = v[name].ravel()[chosen]
+                s[chosen] = self.values(name, v[name].ravel()[chosen])
                 u[name] = u[name].copy()
                 u[name].reshape(-1)[chosen] = 0
                 # Documented difference, of values that are replaced: what they lose is not cleared.
@@ -452,29 +456,49 @@ def searched_threshold(x, k):
 class RedSync(MomentumCorrected):
     """The selection follows from a leaf's bytes.
 
-    `capacity` is a documented difference: where more than that many times k exceed a threshold, it
-    is searched for again before its time.
+    Quantized, the values of one sign are selected, of the other sign in the next step, and their
+    mean is sent; a threshold is then not used again. `capacity` is a documented difference: where
+    more than that many times k exceed a threshold, it is searched for again before its time.
     """
 
-    def __init__(self, fraction, dense_below, trimmed_below, reuse=5, capacity=None, **momentum):
+    def __init__(
+        self,
+        fraction,
+        dense_below,
+        trimmed_below,
+        quantize=False,
+        output=(),
+        reuse=5,
+        capacity=None,
+        **momentum,
+    ):
         super().__init__(fraction, **momentum)
         self.dense_below, self.trimmed_below = dense_below, trimmed_below
-        self.reuse, self.capacity, self.thresholds = reuse, capacity, {}
+        self.quantize, self.output, self.reuse = quantize, output, reuse
+        self.capacity, self.thresholds = capacity, {}
 
     def dense(self, v):
         return 4 * v.size < self.dense_below
 
+    def quantized(self, name):
+        return self.quantize and not any(word in name for word in self.output)
+
     def positions(self, worker, name, v):
         k = reference.kept(self.fraction, v.size)
         x = np.abs(v)
+        if self.quantized(name):
+            x = np.maximum(v if self.t % 2 == 0 else -v, 0)
         if 4 * v.size < self.trimmed_below:
             return trimmed_top_k(x, k)
         threshold, since = self.thresholds.get((worker, name), (np.inf, self.reuse))
         too_many = self.capacity is not None and (x > threshold).sum() > self.capacity * k
-        if since >= self.reuse or too_many:
+        if self.quantized(name) or since >= self.reuse or too_many:
             threshold, since = searched_threshold(x, k), 0
         self.thresholds[worker, name] = threshold, since + 1
         return np.flatnonzero(x > threshold)
+
+    def values(self, name, v):
+        return np.full(v.size, v.mean()) if self.quantized(name) and v.size else v
 
 
 class AdaComp(Feedback):

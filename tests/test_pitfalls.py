@@ -144,9 +144,10 @@ def test_clipping_hides_nothing_that_is_not_finite(size):
         assert not np.isfinite(np.asarray(clipped["w"])).all()
 
 
-def test_a_search_for_a_threshold_ends():
+@pytest.mark.parametrize("search", ["binary", "exact"])
+def test_a_search_for_a_threshold_ends(search):
     """It lowers the threshold by steps that no difference between the values decides."""
-    codec = fg.Threshold(fraction=0.1)
+    codec = fg.Threshold(fraction=0.1, search=search)
     compress = jax.jit(lambda x: fg.compress(codec, x))
     for first, last in (
         (0, 0),

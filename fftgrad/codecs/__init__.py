@@ -7,12 +7,13 @@ from fftgrad.codecs._levels import BinMeans, LloydMax, LogQuantizer
 from fftgrad.codecs._quantizers import (
     Cast,
     DynamicSign,
+    MeanMagnitude,
     Sign,
     Ternary,
     UniformQuantizer,
 )
 from fftgrad.codecs._range_float import RangeFloat
-from fftgrad.codecs._threshold import AdaComp, Threshold
+from fftgrad.codecs._threshold import AdaComp, AlternatingSign, Threshold
 from fftgrad.codecs._top_k import ChunkTopK, RandomK, TopK
 from fftgrad.codecs._transforms import Dct, Fft, Hadamard, Identity, Tiles
 from fftgrad.ops._finite import poison
@@ -20,6 +21,7 @@ from fftgrad.ops._positions import Sparse
 
 __all__ = [
     "AdaComp",
+    "AlternatingSign",
     "BinMeans",
     "Budget",
     "Cast",
@@ -33,6 +35,7 @@ __all__ = [
     "Identity",
     "LloydMax",
     "LogQuantizer",
+    "MeanMagnitude",
     "Payload",
     "Quantizer",
     "RandomK",

@@ -200,6 +200,33 @@ class DynamicSign(Quantizer):
 
 
 @value
+class MeanMagnitude(Quantizer):
+    """Quantizer: the mean of the non-zero values, in place of every value, zeros included.
+
+    Use it for values of one sign, after `AlternatingSign` and `Threshold`.
+
+    Wire: x float32[k] -> main float32[1].
+
+    Claims: biased; not summable.
+
+    Example:
+      >>> fg.compress(fg.codecs.MeanMagnitude(), jnp.array([1.0, 3.0, 0.0])).main
+      Array([2.], dtype=float32)
+
+    References:
+      Fang et al., JPDC 133, 2019, arXiv:1808.04357.
+    """
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        check_real("MeanMagnitude", x)
+        count = jnp.maximum(jnp.sum((x != 0).astype(jnp.float32)), 1.0)
+        return Compressed(Payload(_finite.mean(x, count)[None]))
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        return jnp.broadcast_to(payload.main, like.shape)
+
+
+@value
 class Ternary(Quantizer):
     """Quantizer: stochastic rounding of each value to -s, 0 or s.
 

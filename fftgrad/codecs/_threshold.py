@@ -2,17 +2,17 @@
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import Compressed, Like, Payload, Selector, Sparse, Step
-from fftgrad._values import check_count, check_within, value
+from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
+from fftgrad._values import check_choice, check_count, check_within, value
 from fftgrad.codecs import _top_k
-from fftgrad.ops import _codes, _count, _finite, _platform, _positions, _shapes
+from fftgrad.ops import _codes, _count, _finite, _platform, _positions, _selection, _shapes
 
 
 class Support(NamedTuple):
@@ -43,6 +43,8 @@ def slots(support: Support, capacity: int, n: int) -> jax.Array:
     return jnp.where(slot.astype(jnp.uint32) < support.length, found, n + slot)
 
 
+Search = Literal["binary", "exact"]
+
 HALVINGS, AHEAD = 20, 4
 BY_VALUE = 8
 """The first 8 of 20 halvings bisect the value. The others bisect its bits, like a logarithm."""
@@ -59,18 +61,20 @@ class ThresholdState(NamedTuple):
 class Threshold(Selector):
     """Selector: keep values with a magnitude above a threshold, up to a fixed capacity.
 
-    A search bisects the threshold between the mean of all |x_i| and their maximum, until k to 2k
-    magnitudes exceed it. If fewer than k magnitudes exceed the mean, the search starts from 0
-    instead. If more values exceed the threshold than the payload holds, the values at the highest
-    positions are dropped, and counted in `overflow`.
+    The "binary" search bisects the threshold between the mean of all |x_i| and their maximum, until
+    k to 2k magnitudes exceed the threshold. If fewer than k magnitudes exceed the mean, the search
+    starts from 0 instead. The "exact" search keeps the k largest non-zero values. If more values
+    exceed the threshold than the payload holds, the values at the highest positions are dropped,
+    and counted in `overflow`.
 
     Args:
       fraction: share of the n values to keep; k = ceil(fraction · n).
-      reuse: number of steps that use one threshold. If more values exceed it than the payload
-        holds, the next step searches anew.
+      search: "binary" or "exact".
+      reuse: number of steps that use one threshold, only for "binary". If more
+        values exceed it than the payload holds, the next step searches anew.
 
-    Wire: x float32[n] | complex64[n] -> main of that dtype [c], c = min(n, 2k); side: positions,
-      about c (2 + log2(n/c))/8 bytes, and their number, 4 bytes.
+    Wire: x float32[n] | complex64[n] -> main of that dtype [c], c = min(n, 2k), or k if exact;
+      side: positions, about c (2 + log2(n/c))/8 bytes, and their number, 4 bytes.
 
     Claims: biased; not summable; kept values are exact.
 
@@ -87,34 +91,49 @@ class Threshold(Selector):
     """
 
     fraction: float
+    search: Search = "binary"
     reuse: int = 1
 
     def __post_init__(self) -> None:
         _top_k.check_size("Threshold", self.fraction, None)
-        check_count("Threshold(reuse)", self.reuse, "use reuse=1.")
+        check_choice("Threshold(search)", self.search, get_args(Search))
+        most = None if self.search == "binary" else 1
+        check_count("Threshold(reuse)", self.reuse, 'use reuse=1, or search="binary".', most=most)
 
     def init(self, like: Like) -> ThresholdState:
         return ThresholdState(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
 
     def compress(self, x: jax.Array, state: ThresholdState, step: Step) -> Compressed:
-        magnitude, capacity = jnp.abs(x), self._capacity(x.size)
-        threshold, age = _bisect(magnitude, _top_k.kept(self.fraction, None, x.size)), state.age
-        # Keep NaN out of the state. If the threshold is NaN, all kept values are NaN anyway.
-        threshold = jnp.where(jnp.isfinite(threshold), threshold, jnp.inf)
-        if self.reuse > 1:
-            # Without this check, values at the highest positions could be dropped in every step.
-            fits = _above(magnitude, state.threshold) <= capacity
-            serves = (age > 0) & (age < self.reuse) & fits
-            threshold = jnp.where(serves, state.threshold, threshold)
-            age = jnp.where(serves, age, 0)
-        (words,) = _codes.pack_masks((magnitude > threshold) | ~jnp.isfinite(magnitude))
-        return take_first(x, words, capacity)._replace(state=ThresholdState(threshold, age + 1))
+        k = _top_k.kept(self.fraction, None, x.size)
+        if self.search == "exact":
+            words, after = _codes.pack_masks(x != 0)[0], state
+            if k < x.size:
+                words &= _selection.largest(*_selection.keys(x), k).words
+        else:
+            words, after = self._search(jnp.abs(x), k, state)
+        return take_first(x, words, self._capacity(x.size))._replace(state=after)
 
     def positions(self, side: Support, n: int, step: Step) -> jax.Array:
         return slots(side, self._capacity(n), n)
 
+    def _search(
+        self, magnitude: jax.Array, k: int, state: ThresholdState
+    ) -> tuple[jax.Array, ThresholdState]:
+        threshold, age = _bisect(magnitude, k), state.age
+        # Keep NaN out of the state. If the threshold is NaN, all kept values are NaN anyway.
+        threshold = jnp.where(jnp.isfinite(threshold), threshold, jnp.inf)
+        if self.reuse > 1:
+            # Without this check, values at the highest positions could be dropped in every step.
+            fits = _above(magnitude, state.threshold) <= self._capacity(magnitude.size)
+            serves = (age > 0) & (age < self.reuse) & fits
+            threshold = jnp.where(serves, state.threshold, threshold)
+            age = jnp.where(serves, age, 0)
+        (words,) = _codes.pack_masks((magnitude > threshold) | ~jnp.isfinite(magnitude))
+        return words, ThresholdState(threshold, age + 1)
+
     def _capacity(self, n: int) -> int:
-        return min(n, 2 * _top_k.kept(self.fraction, None, n))
+        k = _top_k.kept(self.fraction, None, n)
+        return k if self.search == "exact" else min(n, 2 * k)
 
 
 class Bisection(NamedTuple):
@@ -293,3 +312,33 @@ class AdaComp(Selector):
 
     def _capacity(self, n: int) -> int:
         return min(n, max(1, math.ceil(round(self.per_bin * n / self.bin_size, 6))))
+
+
+@value
+class AlternatingSign(Selector):
+    """Selector: keep positive values in even steps and negative values in odd steps.
+
+    Dropped values become zeros. All kept values have the same sign, so a `Threshold` and
+    `MeanMagnitude` can follow, which send only positions and one magnitude.
+
+    Wire: x float32[n] -> main float32[n].
+
+    Claims: biased; not summable: the dropped values depend on the step.
+
+    Example:
+      >>> fg.compress(fg.codecs.AlternatingSign(), jnp.array([1.0, -2.0, 3.0])).main
+      Array([1., 0., 3.], dtype=float32)
+
+    References:
+      Fang et al., JPDC 133, 2019, arXiv:1808.04357.
+    """
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        other = jnp.where(jnp.asarray(step.number) % 2 == 0, x < 0, x > 0)
+        return Compressed(Payload(jnp.where(other & jnp.isfinite(x), 0.0, x)))
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        return payload.main
+
+    def positions(self, side: PyTree, n: int, step: Step) -> jax.Array:
+        return jnp.arange(n, dtype=jnp.int32)

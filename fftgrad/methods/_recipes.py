@@ -220,6 +220,8 @@ def random_k(fraction: float = 0.01) -> Recipe:
 @value
 class RedSyncRule:
     fraction: float
+    quantize: bool = False
+    output: tuple[str, ...] = ()
     dense_below: int = 128 * 1024
     trimmed_below: int = 4 * 1024 * 1024
     reuse: int = 5
@@ -228,9 +230,16 @@ class RedSyncRule:
         size = 4 * math.prod(like.shape)
         if size < self.dense_below:
             return Identity()
-        if size < self.trimmed_below:
+        small = size < self.trimmed_below
+        if self.quantize and not any(word in name for word in self.output):
+            # No reuse, because the next step needs a threshold for the other sign.
+            search = "exact" if small else "binary"
+            return chain(
+                codecs.AlternatingSign(), Threshold(self.fraction, search), codecs.MeanMagnitude()
+            )
+        if small:
             return TopK(fraction=self.fraction)
-        return Threshold(self.fraction, self.reuse)
+        return Threshold(self.fraction, reuse=self.reuse)
 
 
 def redsync(
@@ -238,6 +247,8 @@ def redsync(
     *,
     momentum: float = 0.9,
     nesterov: bool = False,
+    quantize: bool = False,
+    output: tuple[str, ...] = (),
     dense_below: int = 128 * 1024,
     trimmed_below: int = 4 * 1024 * 1024,
     reuse: int = 5,
@@ -249,10 +260,15 @@ def redsync(
         others           k to 2k values above a threshold, found by binary search and
                          used for 5 steps: `Threshold(reuse=5)`
 
+    With `quantize`, steps select positive and negative values in turn, and send the mean of the
+    selected values instead of each: `AlternatingSign`, `Threshold`, `MeanMagnitude`.
+
     Args:
       fraction: share of each layer that is sent; the default is the paper's.
       momentum: momentum of `MomentumCorrection`. It replaces the optimizer's momentum.
       nesterov: True for Nesterov's momentum.
+      quantize: True to send the mean of the selected values.
+      output: words in the paths of the output layer's leaves, which are not quantized.
       dense_below: bytes below which a layer is not compressed.
       trimmed_below: bytes below which top-k selects the values of a layer.
       reuse: number of steps that use the same threshold.
@@ -262,18 +278,18 @@ def redsync(
 
     Wire: one all-gather for all layers. Top-k: 34 + log2(1/fraction) bits per value sent.
       Threshold: a message with room for 2k values, which includes the actual number. Values beyond
-      2k stay in the residual, and `CompressedPmeanState.overflow` counts them. If most layers are
-      small, a dense all-reduce may send less.
+      2k stay in the residual, and `CompressedPmeanState.overflow` counts them. Quantized: positions
+      and 4 bytes per layer. If most layers are small, a dense all-reduce may send less.
 
-    Differs from the paper: values are not quantized to their mean. If more than 2k values exceed a
-      reused threshold, a new one is searched. Sparse gradients keep their velocity, and the error
-      of the mean stays in the residual (`MomentumCorrection`). The full text was not available:
-      sizes and reuse follow the abstract and code that others published.
+    Differs from the paper: if more than 2k values exceed a reused threshold, a new one is searched.
+      Sparse gradients keep their velocity, and the error of the mean stays in the residual
+      (`MomentumCorrection`). The full text was not available: sizes, reuse and alternating signs
+      follow the abstract and code that others published.
 
     References:
       Fang, Fu, Yang and Hsieh, JPDC 133, 2019, arXiv:1808.04357.
     """
-    rule = RedSyncRule(fraction, dense_below, trimmed_below, reuse)
+    rule = RedSyncRule(fraction, quantize, output, dense_below, trimmed_below, reuse)
     return Recipe(AllGather(rule), MomentumCorrection(momentum, nesterov))
 
 

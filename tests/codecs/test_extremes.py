@@ -171,6 +171,31 @@ def test_a_threshold_is_that_of_halving_the_bounds(fraction):
         np.testing.assert_allclose(threshold(codec, x), low, rtol=1e-5, err_msg=name)
 
 
+def test_an_exact_threshold_sends_the_largest_and_no_zeros():
+    codec = fg.Threshold(fraction=0.1, search="exact")
+    x = values((400,))
+    y = round_trip(codec, x)
+    largest = np.sort(np.argsort(-np.abs(x))[:40])
+    assert set(largest) <= set(np.flatnonzero(y))
+    np.testing.assert_array_equal(y[largest], x[largest])
+    few = np.where(np.arange(400) % 100 == 7, x, 0).astype(np.float32)
+    np.testing.assert_array_equal(round_trip(codec, few), few)
+
+
+# State of a stage, in two stages
+
+
+def test_two_stages_of_one_sided_values_send_the_negative_ones_too():
+    codec = fg.chain(fg.codecs.AlternatingSign(), fg.TopK(k=4))
+    tx = fg.compressed_pmean(fg.TwoStage(codec, workers=2), fg.ErrorFeedback(), axis_name=AXIS)
+    row = np.array([1.0, -1.0, 2.0, -2.0], np.float32)
+    means, states = run(tx, np.stack([[row, row]] * 6))
+    applied = means[:, 0].sum(0)
+    assert np.all(applied * row > 0)
+    left = states.memory.worker_rows.residual[-1].mean(0).ravel()
+    np.testing.assert_allclose(applied + left, 6 * row, atol=1e-5)
+
+
 # Overflow
 
 TOO_LARGE = {

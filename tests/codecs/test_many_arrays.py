@@ -17,8 +17,9 @@ from fftgrad.codecs._chain import stages
 TINY = float(np.finfo(np.float32).tiny)
 
 SHRINKING = (
-    fg.Budget, fg.Cast, fg.ChunkTopK, fg.Dct, fg.Fft, fg.Hadamard, fg.codecs.Identity,
-    fg.LogQuantizer, fg.codecs.RandomK, fg.RangeFloat, fg.Sign, fg.Threshold, fg.TopK,
+    fg.Budget, fg.Cast, fg.ChunkTopK, fg.Dct, fg.Fft, fg.Hadamard,
+    fg.codecs.Identity, fg.LogQuantizer, fg.codecs.MeanMagnitude, fg.codecs.AlternatingSign,
+    fg.codecs.RandomK, fg.RangeFloat, fg.Sign, fg.Threshold, fg.TopK,
 )  # fmt: skip
 """Stages that move no vector away from itself by more than its length."""
 

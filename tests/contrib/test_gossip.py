@@ -281,7 +281,7 @@ def test_a_worker_that_is_lost_stays_seen_and_spoils_no_other(make, codec):
 
 
 def test_a_codec_forgets_what_was_not_said():
-    codec = fg.Threshold(fraction=K / N, reuse=4)
+    codec = fg.Threshold(fraction=K / N, search="binary", reuse=4)
     before, after = (
         links_of(gossip_of(10, codec=codec, steps=steps)[1]).codecs for steps in (10, 13)
     )

@@ -59,6 +59,7 @@ GOLDEN = {
     "qsgd": [564],
     "random_k": [360],
     "redsync": [860],
+    "redsync quantized": [156],
     "scalecom": [436],
     "scalecom frequencies": [440],
     "sharded": [1092],

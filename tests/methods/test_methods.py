@@ -104,6 +104,18 @@ ORACLES = {
         lambda: o.RedSync(0.05, 100, 2000, capacity=2),
         1e-5,
     ),
+    "redsync quantized": (
+        m.redsync(0.05, quantize=True, dense_below=100, trimmed_below=2000),
+        lambda: o.RedSync(0.05, 100, 2000, quantize=True),
+        1e-5,
+    ),
+    "redsync quantized but for the output": (
+        m.redsync(
+            0.05, quantize=True, output=("head",), dense_below=100, trimmed_below=2000, reuse=1
+        ),
+        lambda: o.RedSync(0.05, 100, 2000, quantize=True, output=("head",), reuse=1),
+        1e-5,
+    ),
     "scalecom": (m.scalecom(10, beta=0.3), lambda: o.ScaleCom(10, 0.3), 1e-5),
     "scalecom frequencies": (
         m.scalecom(10, transform=fg.Fft(block=16), exact=True),
@@ -231,6 +243,13 @@ def test_redsync_selects_by_bytes():
     assert policy("w", part(127)) == fg.codecs.Identity()
     assert policy("w", part(128)) == policy("w", part(4095)) == fg.TopK(fraction=0.001)
     assert policy("w", part(4096)) == fg.Threshold(0.001, reuse=5)
+    quantized = RedSyncRule(fraction=0.001, quantize=True, output=("head",))
+    ends = fg.codecs.AlternatingSign(), fg.codecs.MeanMagnitude()
+    assert quantized("w", part(128)) == fg.chain(
+        ends[0], fg.Threshold(0.001, search="exact"), ends[1]
+    )
+    assert quantized("w", part(4096)) == fg.chain(ends[0], fg.Threshold(0.001), ends[1])
+    assert quantized("head/w", part(4096)) == fg.Threshold(0.001, reuse=5)
 
 
 def test_a_threshold_that_too_many_pass_is_searched_for_again():

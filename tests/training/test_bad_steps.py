@@ -54,6 +54,9 @@ ADAPTIVE = {
     "adacomp": fg.AllGather(fg.codecs.AdaComp(bin_size=20)),
     "reused threshold": fg.AllGather(fg.Threshold(fraction=0.1, reuse=3)),
     "threshold of a leader": fg.exchanges.LeaderTopK(fg.Threshold(fraction=0.1, reuse=3)),
+    "two stages of one side": fg.TwoStage(
+        fg.chain(fg.codecs.AlternatingSign(), fg.TopK(k=8)), workers=WORKERS
+    ),
     "two stages of bins": fg.TwoStage(fg.codecs.AdaComp(bin_size=8), workers=WORKERS),
     "ladder of two stages": fg.exchanges.Ladder((fg.TwoStage(fg.Sign(), workers=WORKERS),)),
 }
