@@ -286,13 +286,6 @@ METHODS = {name: functools.partial(averaged, recipe) for name, recipe in RECIPES
     "feedback_muon": lambda axis: fg.optimizers.feedback_muon(
         0.1, fg.methods.top_k(0.2, 4), axis_name=axis
     ),
-    "feedback_sgd": lambda axis: fg.optimizers.feedback_sgd(
-        0.1,
-        0.5,
-        fg.methods.top_k(0.2, 4, transform=fg.Dct(block=16), memory=DECAYED),
-        lead=1.0,
-        axis_name=axis,
-    ),
     "scale_by_datalens": lambda axis: fg.contrib.votes.scale_by_datalens(
         fg.contrib.votes.TopVotes(workers=4, fraction=0.1), beta=0.25, axis_name=axis
     ),

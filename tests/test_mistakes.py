@@ -113,7 +113,7 @@ MISTAKES = [
     # One kind of part where another is expected.
     (lambda: pmean(TOP), r"AllGather\(codec\)"),
     (lambda: fg.optimizers.feedback_adam(0.1, 0.04), r"_pmean\(exchange\): .*got 0"),
-    (lambda: fg.optimizers.feedback_sgd(0.1, lead=1.5), r"feedback_sgd\(lead\).*use 0.5"),
+    (lambda: fg.optimizers.feedback_adam(0.1, lead=1.5), r"feedback_adam\(lead\).*use 0.5"),
     (lambda: fg.optimizers.feedback_muon(0.1, lead=-0.5), r"_muon\(lead\).*use 0.5"),
     (lambda: fg.optimizers.feedback_adam(0.1, b1=1.0), r"_adam\(b1\).*use 0.9"),
     (lambda: fg.exchanges.Ladder((TOP, fg.AllReduce())), r"exchanges\[0\].*AllGather\(codec"),
