@@ -127,7 +127,6 @@ MISTAKES = [
     (lambda: fg.Cast("bf16"), "got 'bf16'; use bfloat16"),
     (lambda: fg.methods.demo(k=0), r"must be at least 1, got 0; use k=32"),
     (lambda: fg.chain(TOP, fg.AllReduce()), "TopK"),
-    (lambda: fg.SmallDense(fg.AllReduce()), "TopK"),
     (lambda: step(pmean(fg.AllGather(lambda *_: fg.AllReduce()))), r"return a codec"),
     (lambda: fg.compress(GATHER, jnp.ones(3)), "TopK"),
     (lambda: fg.wire_bytes(FEEDBACK, jnp.ones(3)), "pass a codec, an exchange or a method"),
@@ -201,7 +200,6 @@ MISTAKES = [
     (lambda: pmean(fg.methods.top_k(0.01), bucketing=""), r"use Bucketing\('leaf'\)"),
     (lambda: step(fg.methods.scale_by_majority_vote(), weight=3), "leave it out, or use a"),
     (lambda: step(fg.training.multi_steps(pmean(), 2), weight=3), "steps.*has_weight=True"),
-    (lambda: step(fg.training.delay(), weight=3), "delay.*has_weight=True"),
     (
         lambda: step(optax.masked(pmean(fg.methods.sign_sgd()), {"w": False})),
         r"use fg\.trainable\(tx, mask\)",

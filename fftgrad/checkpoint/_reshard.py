@@ -88,7 +88,7 @@ def reshard_state(state: PyTree, to: PyTree, *, missing: Missing = "refuse") -> 
     | state with a row for each worker | becomes |
     |---|---|
     | residuals and velocities of a memory | redistributed by the equation |
-    | moments in `local_state`, sums of `multi_steps`, late gradients of `delay` | the same |
+    | moments in `local_state`, sums of `multi_steps` | the same |
     | rows that you wrap in `fg.exchanges.PerWorker`, as parameters under `diloco` | the same |
     | the groups' residuals in `Hierarchical` | joined, redistributed over the groups, cut again |
     | counters, flags | row j is a copy of r_i, for the first I_i that overlaps I_j |

@@ -59,7 +59,7 @@ def in_wrappers():
     rate = optax.linear_schedule(1e-2, 1e-3, 5)
     after = optax.apply_if_finite(optax.inject_hyperparams(optax.adamw)(rate), 3)
     local = fg.training.local_state(optax.adam(1e-2))
-    return fg.training.multi_steps(optax.chain(local, fg.training.delay(), mean, after), every=3)
+    return fg.training.multi_steps(optax.chain(local, mean, after), every=3)
 
 
 def in_fragments():
