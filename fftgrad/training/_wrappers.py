@@ -76,7 +76,8 @@ def clip_by_local_norm(max_norm: float) -> optax.GradientTransformation:
 
     Claims: finite gradients of any size are clipped; non-finite values stay non-finite.
 
-    Differs from the paper: DGC divides the bound by √w. Pass max_norm / √w for the same effect.
+    Differs from the paper: DGC bounds the sum of the workers' gradients, so it divides the bound
+      by √w. Pass max_norm / √w for the same effect.
 
     Example:
       >>> clip = fg.training.clip_by_local_norm(1.0)
@@ -166,7 +167,7 @@ def trainable(
         moves, state = run(_trained(own, updates), state, inside, **extra)
 
         def whole(keep: bool, grad: PyTree, move: PyTree) -> PyTree:
-            # Make new zeros, because JAX may type the gradient as varying.
+            # `zeros_like` would keep the gradient's type, which may vary over the workers.
             return move if keep else jax.tree.map(lambda g: jnp.zeros(g.shape, g.dtype), grad)
 
         return jax.tree.map(whole, own, updates, moves), state
@@ -263,7 +264,7 @@ def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientT
 
         def wait(inner: PyTree) -> Any:
             like, *_ = jax.eval_shape(emit, inner)
-            # Zeros with the type of `emit`: a mean over the workers may vary along other axes.
+            # Both branches need one type. The mean may vary along axes other than the workers'.
             zeros = jax.tree.map(lambda a: _axes.vary_like(jnp.zeros(a.shape, a.dtype), a), like)
             return zeros, total, inner
 
