@@ -268,7 +268,6 @@ RECIPES: dict[str, fg.Recipe] = {
         0.1, quantize=True, output=("scalar",), dense_below=100, trimmed_below=300
     ),
     "scalecom": fg.methods.scalecom(10, beta=0.3),
-    "scalecom frequencies": fg.methods.scalecom(10, transform=fg.Fft(block=16), exact=True),
     "sign_sgd": fg.methods.sign_sgd(),
     "terngrad": fg.methods.terngrad(dense=("scalar",)),
     "terngrad summed": fg.methods.terngrad(workers=4),

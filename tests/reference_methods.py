@@ -661,9 +661,9 @@ class Eden(Feedback):
 
 
 class ScaleCom(Oracle):
-    def __init__(self, chunk, beta, block=None):
+    def __init__(self, chunk, beta):
         super().__init__()
-        self.chunk, self.beta, self.block = chunk, beta, block
+        self.chunk, self.beta = chunk, beta
 
     def step(self, grads):
         leader = self.t % len(grads)
@@ -673,16 +673,10 @@ class ScaleCom(Oracle):
             n = p[0].size
             if n <= self.chunk:
                 sent = p
-            elif self.block is None:
+            else:
                 starts = range(0, n, self.chunk)
                 best = [i + np.abs(p[leader][i : i + self.chunk]).argmax() for i in starts]
                 sent = [keep(x, best) for x in p]
-            else:
-                spectra = [reference.fft(x, self.block) for x in p]
-                k = reference.kept(1 / self.chunk, spectra[0].size)
-                best = reference.top_k(spectra[leader], k)
-                masks = [np.isin(np.arange(z.size), best) * z for z in spectra]
-                sent = [reference.inverse_fft(z, n, self.block) for z in masks]
             shape = grads[0][name].shape
             for m, x, s in zip(self.state, p, sent, strict=True):
                 lost = (x - s).reshape(shape)

@@ -63,7 +63,7 @@ CONTRACTS = {
     fg.codecs.Sparse,
 }
 EXTRAS = {
-    "_storage.py": {"orbax", "tensorstore"},
+    "_storage.py": {"orbax"},
     "votes.py": {"dp_accounting"},
     "_autoencoder.py": {"flax"},
     "_store.py": {"obstore"},

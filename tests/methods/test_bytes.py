@@ -60,7 +60,6 @@ GOLDEN = {
     "redsync": [860],
     "redsync quantized": [156],
     "scalecom": [436],
-    "scalecom frequencies": [440],
     "sharded": [1092],
     "sign_sgd": [132],
     "sparse_loco": [232],

@@ -110,11 +110,6 @@ ORACLES = {
         1e-5,
     ),
     "scalecom": (m.scalecom(10, beta=0.3), lambda: o.ScaleCom(10, 0.3), 1e-5),
-    "scalecom frequencies": (
-        m.scalecom(10, transform=fg.Fft(block=16), exact=True),
-        lambda: o.ScaleCom(10, 1.0, block=16),
-        1e-5,
-    ),
     "sign_sgd": (m.sign_sgd(), lambda: o.SignSgd(), 1e-5),
     "terngrad": (m.terngrad(dense=("last",)), lambda: o.TernGrad(2.5, ("last",)), 1e-5),
     "terngrad summed": (m.terngrad(workers=4), lambda: o.TernGrad(2.5, shared=True), 1e-5),
