@@ -54,8 +54,8 @@ def sharded(
     """Optimizer: each worker updates its shard of the parameters; all traffic is compressed.
 
     This is ZeRO-2: each of w workers stores 1/w of the inner optimizer's state. Worker i owns shard
-    i of each leaf, and keeps a float32 copy φ of it (as φ - θ). Let θ be the parameters, equal on all workers,
-    and C the codec of the differences:
+    i of each leaf, and keeps a float32 copy φ of it (as φ - θ). Let θ be the parameters, equal on
+    all workers, and C the codec of the differences:
 
         g_i ← mean of the workers' compressed gradients of shard i,   φ ← φ + inner(g_i),
         θ ← θ + C(φ - θ)   on all workers.

@@ -209,7 +209,9 @@ class MultiStepsState(NamedTuple):
     inner: PyTree
 
 
-def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientTransformation:
+def multi_steps(
+    tx: optax.GradientTransformation, every: int
+) -> optax.GradientTransformationExtraArgs:
     """Transformation: apply a transformation every k steps, to the mean of k gradients.
 
     Each worker averages k of its own gradients, and the workers exchange only these averages, once
@@ -222,8 +224,8 @@ def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientT
       every: k, the number of gradients per update.
 
     Returns:
-      An `optax.GradientTransformation` whose state is a `MultiStepsState`, which `fg.state_specs`
-      shards.
+      An `optax.GradientTransformationExtraArgs` whose state is a `MultiStepsState`, which
+      `fg.state_specs` shards.
 
     Raises:
       ValueError: while tracing, if `update` gets a `weight`: each gradient has its own weight.
