@@ -198,7 +198,7 @@ MISTAKES = [
     (lambda: pmean(fg.methods.top_k(0.01), 0), "use ErrorFeedback"),
     (lambda: pmean(fg.methods.top_k(0.01), bucketing=""), r"use Bucketing\('leaf'\)"),
     (lambda: step(fg.methods.scale_by_majority_vote(), weight=3), "leave it out, or use a"),
-    (lambda: step(fg.training.multi_steps(pmean(), 2), weight=3), "steps.*has_weight=True"),
+    (lambda: step(fg.training.multi_steps(pmean(), 2), weight=3), r"steps.*pmean\(weight"),
     (
         lambda: step(optax.masked(pmean(fg.methods.sign_sgd()), {"w": False})),
         r"use fg\.trainable\(tx, mask\)",
