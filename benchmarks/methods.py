@@ -324,7 +324,6 @@ METHODS: list[Method] = [
         corrects=True,
     ),
     SCALECOM,
-    Method("ScaleCom 50x, FFT 64", m.scalecom(50, transform=FFT, exact=True)),
     Method("AdaComp", m.adacomp(conv_bin=50, bin_size=500)),
     POWER_SGD_1,
     POWER_SGD,

@@ -259,7 +259,6 @@ RECIPES: dict[str, fg.Recipe] = {
         0.1, quantize=True, output=("scalar",), dense_below=100, trimmed_below=300
     ),
     "scalecom": fg.methods.scalecom(10, beta=0.3),
-    "scalecom frequencies": fg.methods.scalecom(10, transform=fg.Fft(block=16), exact=True),
     "sign_sgd": fg.methods.sign_sgd(),
     "terngrad": fg.methods.terngrad(dense=("scalar",)),
     "terngrad summed": fg.methods.terngrad(workers=4),
@@ -276,13 +275,6 @@ METHODS = {name: functools.partial(averaged, recipe) for name, recipe in RECIPES
     ),
     "feedback_muon": lambda axis: fg.optimizers.feedback_muon(
         0.1, fg.methods.top_k(0.2, 4), axis_name=axis
-    ),
-    "feedback_sgd": lambda axis: fg.optimizers.feedback_sgd(
-        0.1,
-        0.5,
-        fg.methods.top_k(0.2, 4, transform=fg.Dct(block=16), memory=DECAYED),
-        lead=1.0,
-        axis_name=axis,
     ),
     "scale_by_datalens": lambda axis: fg.contrib.votes.scale_by_datalens(
         fg.contrib.votes.TopVotes(workers=4, fraction=0.1), beta=0.25, axis_name=axis

@@ -49,7 +49,6 @@ def prefix(path, _):
 
 
 POLICIES = {
-    "rules": fg.SmallDense(fg.TopK(fraction=0.01)),
     "named": by_size,
     "own": Own(2.0, (1, 2)),
 }
@@ -155,7 +154,6 @@ Eigenbasis(PowerSgd(2))
 Eigenbasis(AllReduce(), decay=1.0)
 Eigenbasis(AllReduce(), whiten=2.0)
 Eigenbasis(AllReduce(), every=0)
-SmallDense(AllReduce())
 Bucketing("layer")
 Bucketing(bucket_bytes=2)
 Bucketing(bucket_bytes=25e6)
@@ -175,7 +173,6 @@ optimizers.diloco(SGD, SGD, 6, overlap_steps=6)
 optimizers.diloco(SGD, SGD, 6, overlap_steps=-1)
 optimizers.diloco(SGD, SGD, 6, mixing=1.0)
 optimizers.diloco(SGD, SGD, 6, mixing=-0.1)
-optimizers.fragment(0.0, 0)
 optimizers.sparse_loco(SGD, block=48)
 optimizers.sparse_loco(SGD, k=0)
 optimizers.sparse_loco(SGD, bits=8).init([TARGET])

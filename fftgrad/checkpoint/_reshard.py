@@ -89,7 +89,7 @@ def reshard_state(state: PyTree, to: PyTree, *, missing: Missing = "refuse") -> 
     | state with a row for each worker | becomes |
     |---|---|
     | residuals and velocities of a memory | redistributed by the equation |
-    | moments in `local_state`, sums of `multi_steps`, late gradients of `delay` | as residuals |
+    | moments in `local_state`, sums of `multi_steps` | as residuals |
     | rows that you wrap in `fg.exchanges.PerWorker`, as parameters under `diloco` | as residuals |
     | the groups' residuals in `Hierarchical` | joined, redistributed over the groups, cut again |
     | counters, flags | row j is a copy of r_i, for the first I_i that overlaps J_j |

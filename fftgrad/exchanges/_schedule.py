@@ -124,8 +124,7 @@ class Ladder(Several):
     """Exchange: runs the first of several exchanges, until the caller moves to the next exchange.
 
     As with `Scheduled`, a move does not recompile. `fg.methods.recover_by_loss` decides by the loss
-    when to move. To decide by another criterion, such as the error of `track_error`, call
-    `fg.exchanges.next_level`.
+    when to move. To decide by another criterion, call `fg.exchanges.next_level`.
 
     Args:
       exchanges: the exchanges, in a tuple that begins with the strongest compression.
@@ -180,9 +179,9 @@ def next_level(state: PyTree, when: jax.Array | bool = True) -> Any:
 
     Example:
       >>> ladder = fg.exchanges.Ladder((fg.AllGather(fg.TopK(k=1)), fg.AllReduce()))
-      >>> tx = fg.compressed_pmean(ladder, axis_name="data", track_error=True)
+      >>> tx = fg.compressed_pmean(ladder, axis_name="data")
       >>> state = tx.init(jnp.zeros(9))
-      >>> state = fg.exchanges.next_level(state, when=state.error > 0.9)
+      >>> state = fg.exchanges.next_level(state, when=state.skipped > 3)
       >>> int(fg.exchanges.next_level(state).exchange[0].shared.level)
       1
     """

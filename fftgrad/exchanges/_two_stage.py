@@ -34,10 +34,9 @@ class TwoStage(OfCodec):
 
     Args:
       codec: a codec, or a rule that returns a codec for the name of a part and the shape of one of
-        its shards: a part of n values has shards of n/w values. (`SmallDense` still tells small
-        leaves by their own shapes.) If a codec keeps k coefficients of a part, it keeps k/w
-        coefficients of each shard. Each shard has its own codec state, which is reset if the number
-        of workers changes.
+        its shards: a part of n values has shards of n/w values. If a codec keeps k coefficients of
+        a part, it keeps k/w coefficients of each shard. Each shard has its own codec state, which
+        is reset if the number of workers changes.
       workers: w, the number of workers along the axis.
 
     Wire: w buffers to the owners, then one buffer to all workers. Each buffer has a header of 4

@@ -102,8 +102,9 @@ def diloco(
       allow_masked: True if leaves may be masked, as for `compressed_pmean`.
       axis_name: the axis, or axes, of the workers.
 
-    Wire: `fg.wire_bytes(exchange, fg.optimizers.fragment(params, P))` in every (H/P)-th
-      step, within a `lax.cond` unless P = H. Other steps send nothing.
+    Wire: the bytes of `exchange` for one fragment in every (H/P)-th step, within a `lax.cond`
+      unless P = H. Other steps send nothing. A fragment has ceil(rows / P) rows of each leaf, along
+      the first axis of at least P rows, or else along the longest axis.
 
     Claims: `state.anchor` has the same bits on all workers. If a worker's gradient or inner update
       is not finite, that worker skips the inner step: its parameters and inner state stay

@@ -232,7 +232,7 @@ def init_state(
         warnings.warn(
             "init_state(tx): must not chain a momentum behind error feedback, got one, which "
             "delays each gradient twice and raised the final loss of PowerSGD with Adam by 11 %; "
-            "use fg.optimizers.feedback_adam, feedback_muon or feedback_sgd for both. Ignore this "
+            "use fg.optimizers.feedback_adam or feedback_muon for both. Ignore this "
             "warning if b1=0.0.",
             UserWarning,
             stacklevel=2,

@@ -1,4 +1,4 @@
-"""Transformations beside `compressed_pmean`: delay, clipping, freezing, accumulation."""
+"""Transformations beside `compressed_pmean`: clipping, freezing, accumulation."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -56,47 +56,6 @@ def local_state(tx: optax.GradientTransformation) -> optax.GradientTransformatio
     ) -> tuple[optax.Updates, Any]:
         updates, inner = run(updates, drop_worker_axis(state), params, **extra)
         return updates, add_worker_axis(inner)
-
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
-def delay() -> optax.GradientTransformationExtraArgs:
-    """Transformation: return the gradients of the previous step; zeros in the first step.
-
-    Put it before `compressed_pmean`. The exchange of a step then does not depend on the gradients
-    of this step. So a compiler with asynchronous collectives can overlap the exchange with the
-    forward and backward pass; XLA for a CPU has none. Updates are those without `delay`, one step
-    later, up to the random keys of the exchange, which are those of the later step. The first step
-    averages zeros. The state stores one more float32 gradient.
-
-    Returns:
-      An `optax.GradientTransformationExtraArgs` whose state is a `PerWorker`.
-
-    Raises:
-      ValueError: while tracing, if `update` gets a `weight`: it belongs to another gradient.
-
-    Example:
-      >>> tx = fg.training.delay()
-      >>> first, state = tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
-      >>> second, state = tx.update(jnp.zeros(2), state)
-      >>> first.tolist(), second.tolist()
-      ([0.0, 0.0], [1.0, 1.0])
-
-    References:
-      Stich and Karimireddy, JMLR 21, 2020, arXiv:1909.05350.
-    """
-
-    def init(params: optax.Params) -> PerWorker:
-        zeros = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
-        return add_worker_axis(zeros)
-
-    def update(
-        updates: optax.Updates, state: Any, params: PyTree | None = None, **extra: Any
-    ) -> tuple[optax.Updates, PerWorker]:
-        del params
-        refuse_weight("delay", extra.get("weight"), "the gradient is that of the previous step")
-        late = jax.tree.map(lambda old, g: old.astype(g.dtype), drop_worker_axis(state), updates)
-        return late, add_worker_axis(jax.tree.map(lambda g: g.astype(jnp.float32), updates))
 
     return optax.GradientTransformationExtraArgs(init, update)
 
