@@ -188,6 +188,7 @@ MISTAKES = [
         lambda: pmean().update(GRADS, pmean().init(GRADS)),
         r"got no such axis; make the step by fg\.data_parallel, or call it inside jax\.shard_map",
     ),
+    (lambda: step(pmean(track_error=True), pmean()), "start from"),
     (lambda: step(pmean(), optax.adam(0.1)), "must be a CompressedPmeanState"),
     (lambda: fg.metrics(optax.adam(0.1).init(jnp.ones(3))), "pass the optimizer's"),
     (
