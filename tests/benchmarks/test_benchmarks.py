@@ -37,9 +37,7 @@ def private_names(source):
 def test_scripts_use_public_names_only(script):
     source = script.read_text()
     extras = {"from fftgrad import checkpoint"}
-    extras |= {
-        f"from fftgrad.contrib import {own}" for own in ("gossip", "learned", "learned, votes")
-    }
+    extras |= {f"from fftgrad.contrib import {own}" for own in ("gossip", "votes")}
     allowed = {"import fftgrad as fg"} | extras
     if script.name == "timings.py":  # it makes a table of the package, and runs what a plan runs
         allowed.add("from fftgrad.planning import _timing")
@@ -65,16 +63,3 @@ def test_few_losses_are_kept(imported):
     assert all(step == loss for step, loss in record.few(losses))
     assert record.few([]) == []
     assert record.few([3.0]) == [(1, 3.0)]
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("length", [0, 1, 20, 21, 29, 400])
-def test_a_thinned_curve_keeps_its_ends_and_when_it_was_first_as_good(imported, sign, length):
-    curve = [[step, sign * min(step, length - 4)] for step in range(length)]
-    thinned = imported("_record").thin(curve)
-    assert len(thinned) <= 20
-    assert all(point in curve for point in thinned)
-    if length > 4:
-        assert thinned[0] == curve[0]
-        assert thinned[-1] == curve[-1]
-        assert curve[length - 4] in thinned
