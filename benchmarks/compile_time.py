@@ -1,4 +1,4 @@
-"""How long a user waits before the first step: state, trace and compilation, by method and leaves.
+"""How long a user waits before the first step: state, trace and compilation, by method.
 
 Each row is a process of its own, without a cache of compiled programs: a training step of so many
 leaves, of the eight shapes of a transformer's block, on 8 devices of this machine, is made, traced
@@ -153,25 +153,22 @@ def measured(args: Any) -> list[dict[str, Any]]:
         "PJRT_NPROC": str(4 * WORKERS),
     }
     rows: list[dict[str, Any]] = []
-    for leaves in [8] if args.smoke else args.leaves:
-        for name in [name for name in ROWS if args.only in name][: 2 if args.smoke else None]:
-            command = [sys.executable, __file__, "--row", name, "--leaves", str(leaves)]
-            out = subprocess.run(command, env=alone, check=True, stdout=subprocess.PIPE, text=True)
-            rows.append({"row": name, "leaves": leaves, **json.loads(out.stdout.splitlines()[-1])})
-            print(*rows[-1].values(), flush=True)
+    leaves = 8 if args.smoke else args.leaves
+    for name in list(ROWS)[: 2 if args.smoke else None]:
+        command = [sys.executable, __file__, "--row", name, "--leaves", str(leaves)]
+        out = subprocess.run(command, env=alone, check=True, stdout=subprocess.PIPE, text=True)
+        rows.append({"row": name, "leaves": leaves, **json.loads(out.stdout.splitlines()[-1])})
+        print(*rows[-1].values(), flush=True)
     return rows
 
 
 def show(record: dict[str, Any]) -> str:
-    """The table of the documentation: seconds of the parts, and for more leaves all of them."""
-    few, *more = sorted({row["leaves"] for row in record["rows"]})
-    of = {(row["row"], row["leaves"]): row for row in record["rows"]}
-    columns = [f"{few} leaves", "state", "trace", "compile", "all", *(f"{n} leaves" for n in more)]
+    """The table of the documentation: seconds of the parts, and of all."""
     cells: list[list[str]] = []
-    for name in dict.fromkeys(row["row"] for row in record["rows"]):
-        parts = [of[name, few][part] for part in PARTS]
-        others = [sum(of[name, n][part] for part in PARTS) for n in more]
-        cells.append([name, *(f"{x:.1f}" for x in (*parts, sum(parts), *others))])
+    for row in record["rows"]:
+        parts = [row[part] for part in PARTS]
+        cells.append([row["row"], *(f"{x:.1f}" for x in (*parts, sum(parts)))])
+    columns = (f"{record['rows'][0]['leaves']} leaves", "state", "trace", "compile", "all")
     return _record.markdown(columns, cells)
 
 
@@ -180,13 +177,12 @@ def main() -> None:
     parser = _record.parser(
         __doc__,
         "compile",
-        leaves=([100], "leaves of the models"),
-        only=("", "rows whose name contains this"),
+        leaves=(100, "of the model"),
         row=("", "one row, in this process"),
     )
     args = parser.parse_args()
     if args.row:
-        print(json.dumps(seconds_of(args.row, args.leaves[0])))
+        print(json.dumps(seconds_of(args.row, args.leaves)))
     else:
         _record.write(args.out / "cpu.json", _record.head() | {"rows": measured(args)}, "rows")
 
