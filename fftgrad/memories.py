@@ -32,7 +32,7 @@ class ErrorFeedback(Memory):
 
     For d = u = 1 this is plain error feedback, e' = x - sent(x), which loses no value.
     Error feedback delays gradients, as momentum does. So use an optimizer without momentum, or one
-    whose update has the new gradient beside the momentum, as that of `fg.optimizers.feedback_adam`.
+    that adds the new gradient to the momentum, such as `fg.optimizers.feedback_adam`.
 
     A beta below 1 is ScaleCom's low-pass filter. The residuals of the workers become more similar,
     as `LeaderTopK` needs. The filter also damps the noise of a large learning rate. The residual of
@@ -51,9 +51,9 @@ class ErrorFeedback(Memory):
     Shapes: residual float32 or bfloat16, shaped like the gradient, on each worker; with bfloat16
       also a count, int32[].
 
-    Claims: for d = 1, (Σ mean sent) + mean e / u = Σ mean gradient, with Σ over steps, means over
-      workers, and e the last residual. In bfloat16 this holds in expectation;
-      each rounding changes a residual by up to 2^-7 of itself.
+    Claims: for d = 1 no value is lost. With sums Σ over steps, means over workers, and the last
+      residual e, (Σ mean sent) + (mean e) / u = Σ mean gradient. In bfloat16 this holds in
+      expectation; each rounding changes a residual by up to 2^-7 of itself.
 
     Example:
       >>> memory, g = fg.ErrorFeedback(), jnp.array([1.0, 2.0])

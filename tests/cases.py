@@ -60,7 +60,7 @@ CODECS: dict[str, fg.codecs.Codec] = {
     "chunk top-k of spectra": fg.chain(fg.Fft(block=16), fg.ChunkTopK(chunk=8, k=3)),
     "chunk top-k, many": fg.ChunkTopK(chunk=16, k=3),
     "chunk top-k, all": fg.ChunkTopK(chunk=8, k=8),
-    "bin means": fg.codecs.BinMeans(bits=2),
+    "bin means": fg.codecs.BinMeans(),
     "tiles": fg.chain(
         fg.codecs.Tiles(block=16), fg.ChunkTopK(chunk=16, k=5), fg.codecs.BinMeans(bits=3)
     ),

@@ -301,13 +301,14 @@ def _decoded(step: jax.Array, q: jax.Array, negative: jax.Array) -> jax.Array:
 class Budget(Selector):
     """Selector: as many of the largest coefficients as fit into a given size, quantized.
 
-    With a quantization step T, x_i is sent if q_i = floor(|x_i| / T) > 0. The payload holds q_i,
-    the sign, and the gap, which is the number of unsent coefficients since the last sent one. All
-    are in exponential-Golomb codes. A gap takes 1 + r + 2 floor(log2((gap >> r) + 1)) bits, where
-    the order r is fitted, and q with its sign takes 2 + 2 floor(log2 q). So clustered positions
-    take few bits. There are 32 candidates for T per octave, down to about 2^-16 of the largest
-    coefficient. T is the smallest candidate whose codes fit. The next smaller candidate would add
-    coefficients: the first of these, by position, use the remaining bits, with q = 1.
+    With a quantization step T, x_i is sent as q_i = floor(|x_i| / T), if q_i > 0. The payload holds
+    q_i, the sign, and the gap, which is the number of unsent coefficients since the last sent one.
+    All are in exponential-Golomb codes. A gap takes 1 + r + 2 floor(log2((gap >> r) + 1)) bits,
+    where the order r is fitted, and q with its sign takes 2 + 2 floor(log2 q). So clustered
+    positions take few bits. There are 32 candidates for T per octave, down to about 2^-16 of the
+    largest coefficient. T is the smallest candidate whose codes fit. Bits then remain. They are
+    used for coefficients just below T, which the next smaller candidate would send: the first of
+    them, by position, are sent with q = 1.
 
     q decodes to 2q(q + 1) / (2q + 1) · T, which has the smallest maximum relative error over
     [qT, (q + 1)T]. `Budget` also quantizes, so it must be the last stage of a chain. Real and
@@ -323,7 +324,7 @@ class Budget(Selector):
       At most one coefficient per 6 bits is sent.
 
     Claims: biased; not summable. Up to float32 rounding, the relative error of a sent coefficient
-      is at most 1/3 for |x_i| >= T, 3/8 below T, and 2^-15 above 2^15 T. All platforms send the
+      is at most 3/8 below T, 1/3 from T to 2^15 T, and 2^-15 above. All platforms send the
       same bits. Values below 2^-125 count as zero.
 
     Differs from the paper: QSGD rounds to levels stochastically, in units of the norm, and uses

@@ -205,7 +205,7 @@ class DynamicSign(Quantizer):
 
 @value
 class MeanMagnitude(Quantizer):
-    """Quantizer: the mean of the non-zero values, in place of every value, zeros included.
+    """Quantizer: replace every value by the mean of the non-zero values.
 
     Use it for values of one sign, after `AlternatingSign` and `Threshold`.
 
@@ -314,7 +314,8 @@ class UniformQuantizer(Quantizer):
     Args:
       bits: width of a code, 2 <= bits <= 16; with 2 bits, s = 1 and the codes are ternary.
       bucket: d, number of values in a bucket. A larger d sends fewer norms and has a larger error.
-      norm: "l2" (as in the paper) or "max", the largest magnitude, which uses all levels.
+      norm: "l2" (as in the paper), or "max", the largest magnitude in the bucket. Few values come
+        near the l2 norm of a large bucket, so "l2" leaves the upper levels unused.
 
     Wire: x float32[n] -> main uint32[ceil(n · bits / 32)], side float32[ceil(n/bucket)].
 

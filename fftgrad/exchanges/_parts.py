@@ -47,9 +47,9 @@ def _part_of(_: str, leaf: Like) -> str:
 class SmallDense:
     """Function: rule that sends small leaves dense, and compresses all others with one codec.
 
-    Small leaves have at most one axis, as biases and scales. They form one part. The other leaves
-    form a second part, and a selector chooses among all values of this part. Both parts travel in
-    the same collective.
+    Leaves with at most one axis, such as biases and scales, count as small. They form one part. The
+    other leaves form a second part, and a selector chooses among all values of this part. Both
+    parts travel in the same collective.
 
     Args:
       codec: codec of the leaves that are not small.

@@ -274,8 +274,8 @@ def feedback_muon(
       non_finite: as for `feedback_adam`.
       axis_name: the axis of the workers.
 
-    Wire: bytes of the exchange. `share_axis` adds one all-gather, to which each of its w workers
-      passes 2/w bytes for each value of a matrix, which is rounded to bfloat16.
+    Wire: bytes of the exchange. `share_axis` adds one all-gather of the matrices in bfloat16: each
+      of the w workers along this axis contributes 2/w bytes per value.
 
     Raises:
       ValueError: while tracing, if a gradient is sharded over a model axis, because Muon needs the

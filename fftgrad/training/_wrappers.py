@@ -65,9 +65,9 @@ def delay() -> optax.GradientTransformationExtraArgs:
 
     Put it before `compressed_pmean`. The exchange of a step then does not depend on the gradients
     of this step. So a compiler with asynchronous collectives can overlap the exchange with the
-    forward and backward pass; XLA for a CPU has none. The same gradients give the same updates, one
-    step later, except that an exchange uses the random keys of the later step and has averaged
-    zeros in the first step. The state stores one more float32 gradient.
+    forward and backward pass; XLA for a CPU has none. Updates are those without `delay`, one step
+    later, up to the random keys of the exchange, which are those of the later step. The first step
+    averages zeros. The state stores one more float32 gradient.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` whose state is a `PerWorker`.
@@ -117,7 +117,8 @@ def clip_by_local_norm(max_norm: float) -> optax.GradientTransformation:
 
     Claims: finite gradients of any size are clipped; non-finite values stay non-finite.
 
-    Differs from the paper: DGC divides the bound by √w. Pass max_norm / √w for the same effect.
+    Differs from the paper: DGC bounds the sum of the workers' gradients, so it divides the bound
+      by √w. Pass max_norm / √w for the same effect.
 
     Example:
       >>> clip = fg.training.clip_by_local_norm(1.0)
@@ -207,7 +208,7 @@ def trainable(
         moves, state = run(_trained(own, updates), state, inside, **extra)
 
         def whole(keep: bool, grad: PyTree, move: PyTree) -> PyTree:
-            # Make new zeros, because JAX may type the gradient as varying.
+            # `zeros_like` would keep the gradient's type, which may vary over the workers.
             return move if keep else jax.tree.map(lambda g: jnp.zeros(g.shape, g.dtype), grad)
 
         return jax.tree.map(whole, own, updates, moves), state
@@ -249,7 +250,9 @@ class MultiStepsState(NamedTuple):
     inner: PyTree
 
 
-def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientTransformation:
+def multi_steps(
+    tx: optax.GradientTransformation, every: int
+) -> optax.GradientTransformationExtraArgs:
     """Transformation: apply a transformation every k steps, to the mean of k gradients.
 
     Each worker averages k of its own gradients, and the workers exchange only these averages, once
@@ -262,8 +265,8 @@ def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientT
       every: k, the number of gradients per update.
 
     Returns:
-      An `optax.GradientTransformation` whose state is a `MultiStepsState`, which `fg.state_specs`
-      shards.
+      An `optax.GradientTransformationExtraArgs` whose state is a `MultiStepsState`, which
+      `fg.state_specs` shards.
 
     Raises:
       ValueError: while tracing, if `update` gets a `weight`: each gradient has its own weight.
@@ -304,7 +307,7 @@ def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientT
 
         def wait(inner: PyTree) -> Any:
             like, *_ = jax.eval_shape(emit, inner)
-            # Zeros with the type of `emit`: a mean over the workers may vary along other axes.
+            # Both branches need one type. The mean may vary along axes other than the workers'.
             zeros = jax.tree.map(lambda a: _axes.vary_like(jnp.zeros(a.shape, a.dtype), a), like)
             return zeros, total, inner
 
