@@ -95,16 +95,6 @@ def short(content: Any) -> Any:
     return [short(value) for value in content] if isinstance(content, list | tuple) else content
 
 
-def few(losses: Sequence[float]) -> list[tuple[int, float]]:
-    """Steps and losses, after 1, 2, 5, 10, 20, 50 ... steps and after the last."""
-    steps = {1, len(losses)} if losses else set[int]()
-    scale = 1
-    while scale <= len(losses):
-        steps |= {scale, 2 * scale, 5 * scale}
-        scale *= 10
-    return [(step, losses[step - 1]) for step in sorted(steps) if step <= len(losses)]
-
-
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Cells as a table in Markdown."""
     rule = "|---" * len(columns) + "|"

@@ -23,7 +23,7 @@ import time
 from typing import Any
 
 import network as net
-from _record import ROOT, few, head, markdown, parser
+from _record import ROOT, head, markdown, parser
 from _record import write as write_file
 from job import Job, save_params
 from methods import LINKS, PEERS
@@ -122,7 +122,7 @@ class Run:
             "sent_packets": packets,
             "facts": self.having("facts")[0]["facts"] if self.having("facts") else {},
             "seconds": [round(step["seconds"], 4) for step in steps[0]],
-            "losses": few([round(loss, 4) for loss in losses]),
+            "losses": [round(loss, 4) for loss in losses],
         }
 
 

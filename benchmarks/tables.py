@@ -1,4 +1,4 @@
-"""Tables of the studies of `studies.py`, from their committed results."""
+"""Tables of the studies of `convergence.py`, from their committed results."""
 
 import itertools
 import json

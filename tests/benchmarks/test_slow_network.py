@@ -232,7 +232,7 @@ def test_two_workers_train_alike_and_their_bytes_are_those_of_the_program(tmp_pa
     for run in (dense, filled, local):
         assert run["status"] == "done"
         assert len(run["seconds"]) == 5
-        assert [step for step, _ in run["losses"]] == [1, 2, 5]
+        assert len(run["losses"]) == 5
         assert run["compute_s"] + run["update_s"] <= run["step_s"] * 1.2
     # The same parameters, the same batches.
     assert dense["losses"][0] == filled["losses"][0] == local["losses"][0]
