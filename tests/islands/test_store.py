@@ -29,11 +29,20 @@ def memory(_):
 
 @contextlib.contextmanager
 def s3(_):
-    """Moto, a mock that has If-None-Match as S3 has it."""
+    """Moto, a mock that has If-None-Match as S3 has it, if its requests run one at a time."""
     moto = pytest.importorskip("moto.server")
     boto3 = pytest.importorskip("boto3")
-    server = moto.ThreadedMotoServer(port=0, verbose=False)
-    server.start()
+    lock = threading.Lock()
+
+    class Atomic(moto.DomainDispatcherApplication):
+        def __call__(self, *request):
+            with lock:
+                return super().__call__(*request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{moto.ThreadedMotoServer.__module__}.{Atomic.__base__.__name__}", Atomic)
+        server = moto.ThreadedMotoServer(port=0, verbose=False)
+        server.start()
     host, port = server.get_host_and_port()
     told = {
         "AWS_ENDPOINT": f"http://{host}:{port}",
