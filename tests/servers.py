@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ PATIENCE = 90.0
 
 
 @contextlib.contextmanager
-def seaweed(folder: pathlib.Path) -> Iterator[str]:
+def seaweed(folder: pathlib.Path) -> Generator[str]:
     """A URL on a server, with the environment to use it; skips where it is not installed."""
     places = os.pathsep.join([os.environ.get("PATH", ""), str(pathlib.Path(sys.executable).parent)])
     if (weed := shutil.which("weed", path=places)) is None:
