@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from servers import REAL, serving
+from servers import seaweed
 
 import fftgrad as fg
 from fftgrad.islands import _store
@@ -62,18 +62,15 @@ def s3(_):
         server.stop()
 
 
-def real(name):
+@contextlib.contextmanager
+def real(path):
     """A server in a process of its own."""
-
-    @contextlib.contextmanager
-    def kind(path):
-        with serving(name, path) as server:
-            yield lambda: fg.islands.open_store(f"{server.url}/{path.name}")
-
-    return pytest.param(kind, id=name, marks=(pytest.mark.slow, pytest.mark.processes))
+    with seaweed(path) as url:
+        yield lambda: fg.islands.open_store(f"{url}/{path.name}")
 
 
-KINDS = [folder, memory, s3, *map(real, REAL)]
+SEAWEED = pytest.param(real, id="seaweed", marks=(pytest.mark.slow, pytest.mark.processes))
+KINDS = [folder, memory, s3, SEAWEED]
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
