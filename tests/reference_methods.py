@@ -68,7 +68,15 @@ class Oracle:
 
     def __init__(self):
         self.t = 0
-        self.state = None
+        self.state, self.averages = None, {}
+
+    def moving(self, kind, decay, tree, correct=True):
+        """A moving average of trees, corrected for its start or not."""
+        old = self.averages.setdefault(kind, zeros(tree))
+        for name, leaf in tree.items():
+            old[name] = decay * old[name] + (1 - decay) * leaf
+        share = 1 - decay ** (self.t + 1) if correct else 1.0
+        return {name: leaf / share for name, leaf in old.items()}
 
     def start(self, grads):
         """The state before the first step."""
@@ -127,18 +135,13 @@ class FeedbackSgd(TopK):
     def __init__(self, learning_rate, momentum, fraction, lead, decay=1.0):
         super().__init__(fraction)
         self.rate, self.momentum, self.lead = learning_rate, momentum, lead
-        self.decay, self.m = decay, None
+        self.decay = decay
 
     def step(self, grads):
-        led = self.led(self.average(grads))
-        return {name: -self.rate / (1 - self.momentum) * leaf for name, leaf in led.items()}
-
-    def led(self, g, correct=1.0):
-        self.m = zeros(g) if self.m is None else self.m
-        for name, leaf in g.items():
-            self.m[name] = self.momentum * self.m[name] + (1 - self.momentum) * leaf
-        lead = self.lead
-        return {name: lead * leaf + (1 - lead) * self.m[name] / correct for name, leaf in g.items()}
+        g = self.average(grads)
+        slow = self.moving("slow", self.momentum, g, correct=False)
+        rate, lead = self.rate / (1 - self.momentum), self.lead
+        return {name: -rate * (lead * g[name] + (1 - lead) * slow[name]) for name in g}
 
 
 class FeedbackAdam(FeedbackSgd):
@@ -146,39 +149,26 @@ class FeedbackAdam(FeedbackSgd):
 
     def __init__(self, learning_rate, fraction, lead, b1, b2, eps):
         super().__init__(learning_rate, b1, fraction, lead)
-        self.b2, self.eps, self.v = b2, eps, None
+        self.b2, self.eps = b2, eps
 
     def step(self, grads):
-        g = self.average(grads)
-        self.v = zeros(g) if self.v is None else self.v
-        for name, leaf in g.items():
-            self.v[name] = self.b2 * self.v[name] + (1 - self.b2) * leaf**2
-        led = self.led(g, 1 - self.momentum ** (self.t + 1))
-        correct = 1 - self.b2 ** (self.t + 1)
-        return {
-            name: -self.rate * leaf / (np.sqrt(self.v[name] / correct) + self.eps)
-            for name, leaf in led.items()
-        }
+        g, lead = self.average(grads), self.lead
+        first = self.moving("first", self.momentum, g)
+        square = self.moving("square", self.b2, {name: leaf**2 for name, leaf in g.items()})
+        led = {name: lead * g[name] + (1 - lead) * first[name] for name in g}
+        return {name: -self.rate * led[name] / (np.sqrt(square[name]) + self.eps) for name in g}
 
 
 class FeedbackMuon(FeedbackSgd):
     """Five steps of Newton-Schulz on an average of 0.95, Adam for what is no matrix; a lead."""
 
     def __init__(self, learning_rate, fraction, lead):
-        super().__init__(learning_rate, 0.0, fraction, 0.0)
-        self.lead, self.averages = lead, {}
-
-    def average_of(self, kind, decay, tree):
-        """A moving average, corrected for its start."""
-        old = self.averages.setdefault(kind, zeros(tree))
-        for name, leaf in tree.items():
-            old[name] = decay * old[name] + (1 - decay) * leaf
-        return {name: leaf / (1 - decay ** (self.t + 1)) for name, leaf in old.items()}
+        super().__init__(learning_rate, 0.0, fraction, lead)
 
     def step(self, grads):
         g = self.average(grads)
-        slow, first = self.average_of("slow", 0.95, g), self.average_of("first", 0.9, g)
-        square = self.average_of("square", 0.99, {name: leaf**2 for name, leaf in g.items()})
+        slow, first = self.moving("slow", 0.95, g), self.moving("first", 0.9, g)
+        square = self.moving("square", 0.99, {name: leaf**2 for name, leaf in g.items()})
         root = {name: np.sqrt(leaf) + 1e-8 for name, leaf in square.items()}
         moves = {}
         for name, leaf in g.items():
@@ -613,13 +603,12 @@ class AcpSgd(LowRank):
 class Dion(LowRank):
     """The state is the momentum; what is no matrix goes through Adam."""
 
-    def __init__(self, rank, decay, b1=0.9, b2=0.999):
+    def __init__(self, rank, decay):
         super().__init__(rank)
-        self.decay, self.b1, self.b2 = decay, b1, b2
+        self.decay = decay
 
     def start(self, grads):
         self.q = self.factors(grads[0], 1)
-        self.m, self.v = zeros(grads[0]), zeros(grads[0])
         return super().start(grads)
 
     def exchange(self, name, xs):
@@ -633,10 +622,8 @@ class Dion(LowRank):
     def dense(self, name, mean):
         for e in self.state:
             e[name] = np.zeros_like(mean)
-        self.m[name] = self.b1 * self.m[name] + (1 - self.b1) * mean
-        self.v[name] = self.b2 * self.v[name] + (1 - self.b2) * mean**2
-        m = self.m[name] / (1 - self.b1 ** (self.t + 1))
-        v = self.v[name] / (1 - self.b2 ** (self.t + 1))
+        (m,) = self.moving(f"first {name}", 0.9, {name: mean}).values()
+        (v,) = self.moving(f"square {name}", 0.999, {name: mean**2}).values()
         return m / (np.sqrt(v) + 1e-8)
 
 
