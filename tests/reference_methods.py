@@ -70,13 +70,12 @@ class Oracle:
         self.t = 0
         self.state, self.averages = None, {}
 
-    def moving(self, kind, decay, tree, correct=True):
-        """A moving average of trees, corrected for its start or not."""
+    def moving(self, kind, decay, tree):
+        """A moving average of trees, corrected for its start."""
         old = self.averages.setdefault(kind, zeros(tree))
         for name, leaf in tree.items():
             old[name] = decay * old[name] + (1 - decay) * leaf
-        share = 1 - decay ** (self.t + 1) if correct else 1.0
-        return {name: leaf / share for name, leaf in old.items()}
+        return {name: leaf / (1 - decay ** (self.t + 1)) for name, leaf in old.items()}
 
     def start(self, grads):
         """The state before the first step."""
@@ -127,50 +126,33 @@ class TopK(Feedback):
         return keep(a, reference.top_k(a.ravel(), reference.kept(self.fraction, a.size)))
 
 
-class FeedbackSgd(TopK):
-    """Top-k of all leaves together, feedback, and quasi-hyperbolic momentum (arXiv:1810.06801)."""
+class FeedbackAdam(TopK):
+    """Top-k of all leaves together, feedback, and QHAdam (arXiv:1810.06801)."""
 
     together = True
 
-    def __init__(self, learning_rate, momentum, fraction, lead, decay=1.0):
+    def __init__(self, learning_rate, fraction, lead, b1=0.9, b2=0.99, eps=1e-8):
         super().__init__(fraction)
-        self.rate, self.momentum, self.lead = learning_rate, momentum, lead
-        self.decay = decay
+        self.rate, self.lead = learning_rate, lead
+        self.b1, self.b2, self.eps = b1, b2, eps
 
     def step(self, grads):
         g = self.average(grads)
-        slow = self.moving("slow", self.momentum, g, correct=False)
-        rate, lead = self.rate / (1 - self.momentum), self.lead
-        return {name: -rate * (lead * g[name] + (1 - lead) * slow[name]) for name in g}
-
-
-class FeedbackAdam(FeedbackSgd):
-    """The same in front of Adam's root (QHAdam)."""
-
-    def __init__(self, learning_rate, fraction, lead, b1, b2, eps):
-        super().__init__(learning_rate, b1, fraction, lead)
-        self.b2, self.eps = b2, eps
-
-    def step(self, grads):
-        g, lead = self.average(grads), self.lead
-        first = self.moving("first", self.momentum, g)
+        first = self.moving("first", self.b1, g)
         square = self.moving("square", self.b2, {name: leaf**2 for name, leaf in g.items()})
-        led = {name: lead * g[name] + (1 - lead) * first[name] for name in g}
-        return {name: -self.rate * led[name] / (np.sqrt(square[name]) + self.eps) for name in g}
+        root = {name: np.sqrt(leaf) + self.eps for name, leaf in square.items()}
+        return self.moves(g, first, root)
+
+    def moves(self, g, first, root):
+        led = {name: self.lead * g[name] + (1 - self.lead) * first[name] for name in g}
+        return {name: -self.rate * led[name] / root[name] for name in g}
 
 
-class FeedbackMuon(FeedbackSgd):
+class FeedbackMuon(FeedbackAdam):
     """Five steps of Newton-Schulz on an average of 0.95, Adam for what is no matrix; a lead."""
 
-    def __init__(self, learning_rate, fraction, lead):
-        super().__init__(learning_rate, 0.0, fraction, lead)
-
-    def step(self, grads):
-        g = self.average(grads)
-        slow, first = self.moving("slow", 0.95, g), self.moving("first", 0.9, g)
-        square = self.moving("square", 0.99, {name: leaf**2 for name, leaf in g.items()})
-        root = {name: np.sqrt(leaf) + 1e-8 for name, leaf in square.items()}
-        moves = {}
+    def moves(self, g, first, root):
+        slow, moves = self.moving("slow", 0.95, g), {}
         for name, leaf in g.items():
             move = self.orthogonal(slow[name]) if leaf.ndim == 2 else first[name] / root[name]
             moves[name] = -self.rate * (move + self.lead * leaf / root[name])
@@ -676,9 +658,9 @@ class Eden(Feedback):
 
 
 class ScaleCom(Oracle):
-    def __init__(self, chunk, beta, block=None):
+    def __init__(self, chunk, beta):
         super().__init__()
-        self.chunk, self.beta, self.block = chunk, beta, block
+        self.chunk, self.beta = chunk, beta
 
     def step(self, grads):
         leader = self.t % len(grads)
@@ -688,16 +670,10 @@ class ScaleCom(Oracle):
             n = p[0].size
             if n <= self.chunk:
                 sent = p
-            elif self.block is None:
+            else:
                 starts = range(0, n, self.chunk)
                 best = [i + np.abs(p[leader][i : i + self.chunk]).argmax() for i in starts]
                 sent = [keep(x, best) for x in p]
-            else:
-                spectra = [reference.fft(x, self.block) for x in p]
-                k = reference.kept(1 / self.chunk, spectra[0].size)
-                best = reference.top_k(spectra[leader], k)
-                masks = [np.isin(np.arange(z.size), best) * z for z in spectra]
-                sent = [reference.inverse_fft(z, n, self.block) for z in masks]
             shape = grads[0][name].shape
             for m, x, s in zip(self.state, p, sent, strict=True):
                 lost = (x - s).reshape(shape)

@@ -62,7 +62,7 @@ def test_counts_and_the_norm_of_the_residual():
 
 def test_a_counter_stays_at_the_largest_int32():
     """And a number that tells a bad step from a good one still changes."""
-    codec = fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125)
+    codec = fg.RangeFloat(bits=8, mantissa=3, limits=(-2.0, 2.0))
     tx = pmean(fg.AllGather(codec), bucketing=fg.Bucketing("leaf", 160))
     init, update = train_step(tx, WORKERS, like=LIKE)
     far = {name: np.full((WORKERS, *leaf.shape), 1e9, np.float32) for name, leaf in LIKE.items()}
