@@ -68,7 +68,14 @@ class Oracle:
 
     def __init__(self):
         self.t = 0
-        self.state = None
+        self.state, self.averages = None, {}
+
+    def moving(self, kind, decay, tree):
+        """A moving average of trees, corrected for its start."""
+        old = self.averages.setdefault(kind, zeros(tree))
+        for name, leaf in tree.items():
+            old[name] = decay * old[name] + (1 - decay) * leaf
+        return {name: leaf / (1 - decay ** (self.t + 1)) for name, leaf in old.items()}
 
     def start(self, grads):
         """The state before the first step."""
@@ -126,20 +133,13 @@ class FeedbackAdam(TopK):
 
     def __init__(self, learning_rate, fraction, lead, b1=0.9, b2=0.99, eps=1e-8):
         super().__init__(fraction)
-        self.rate, self.lead, self.averages = learning_rate, lead, {}
+        self.rate, self.lead = learning_rate, lead
         self.b1, self.b2, self.eps = b1, b2, eps
-
-    def average_of(self, kind, decay, tree):
-        """A moving average, corrected for its start."""
-        old = self.averages.setdefault(kind, zeros(tree))
-        for name, leaf in tree.items():
-            old[name] = decay * old[name] + (1 - decay) * leaf
-        return {name: leaf / (1 - decay ** (self.t + 1)) for name, leaf in old.items()}
 
     def step(self, grads):
         g = self.average(grads)
-        first = self.average_of("first", self.b1, g)
-        square = self.average_of("square", self.b2, {name: leaf**2 for name, leaf in g.items()})
+        first = self.moving("first", self.b1, g)
+        square = self.moving("square", self.b2, {name: leaf**2 for name, leaf in g.items()})
         root = {name: np.sqrt(leaf) + self.eps for name, leaf in square.items()}
         return self.moves(g, first, root)
 
@@ -152,7 +152,7 @@ class FeedbackMuon(FeedbackAdam):
     """Five steps of Newton-Schulz on an average of 0.95, Adam for what is no matrix; a lead."""
 
     def moves(self, g, first, root):
-        slow, moves = self.average_of("slow", 0.95, g), {}
+        slow, moves = self.moving("slow", 0.95, g), {}
         for name, leaf in g.items():
             move = self.orthogonal(slow[name]) if leaf.ndim == 2 else first[name] / root[name]
             moves[name] = -self.rate * (move + self.lead * leaf / root[name])
@@ -585,13 +585,12 @@ class AcpSgd(LowRank):
 class Dion(LowRank):
     """The state is the momentum; what is no matrix goes through Adam."""
 
-    def __init__(self, rank, decay, b1=0.9, b2=0.999):
+    def __init__(self, rank, decay):
         super().__init__(rank)
-        self.decay, self.b1, self.b2 = decay, b1, b2
+        self.decay = decay
 
     def start(self, grads):
         self.q = self.factors(grads[0], 1)
-        self.m, self.v = zeros(grads[0]), zeros(grads[0])
         return super().start(grads)
 
     def exchange(self, name, xs):
@@ -605,10 +604,8 @@ class Dion(LowRank):
     def dense(self, name, mean):
         for e in self.state:
             e[name] = np.zeros_like(mean)
-        self.m[name] = self.b1 * self.m[name] + (1 - self.b1) * mean
-        self.v[name] = self.b2 * self.v[name] + (1 - self.b2) * mean**2
-        m = self.m[name] / (1 - self.b1 ** (self.t + 1))
-        v = self.v[name] / (1 - self.b2 ** (self.t + 1))
+        (m,) = self.moving(f"first {name}", 0.9, {name: mean}).values()
+        (v,) = self.moving(f"square {name}", 0.999, {name: mean**2}).values()
         return m / (np.sqrt(v) + 1e-8)
 
 

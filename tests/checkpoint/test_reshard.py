@@ -285,28 +285,20 @@ def test_keys_of_workers_stay_different():
 
 def test_the_parameters_of_local_workers_are_spread():
     """Between two outer steps of diloco each worker has parameters of its own: their mean stays."""
-    wrap = fg.exchanges.PerWorker
     tx = fg.optimizers.diloco(optax.adam(0.1), optax.sgd(1.0), sync_every=3, axis_name=AXIS)
-    local = jax.tree.map(lambda a: np.stack([a] * 4), ZEROS)
-    states = jax.jit(jax.vmap(tx.init))(local)
-    update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
-    for seed in range(2):
-        updates, states = update(grads(4, seed), states, local)
-        local = jax.tree.map(lambda a, b: a + np.asarray(b), local, updates)
-    old = {"params": wrap(local), "state": to_rows(states)}
-    fresh = {
-        "params": wrap(jax.tree.map(lambda a: np.stack([a] * 6), ZEROS)),
-        "state": filled(tx, 6),
-    }
-    out = fg.checkpoint.reshard_state(old, fresh)
-    for name, rows in zip(("b", "w"), jax.tree.leaves(out.state["params"]), strict=True):
-        before, after = np.asarray(local[name]), np.asarray(rows)
+    old, fresh = (
+        {"params": fg.exchanges.PerWorker(grads(n, seed=n)), "state": filled(tx, n, seed=n)}
+        for n in (4, 6)
+    )
+    out = fg.checkpoint.reshard_state(old, fresh).state
+    own = [(tree["params"], tree["state"].inner) for tree in (old, out)]
+    for before, after in zip(*map(jax.tree.leaves, own), strict=True):
         assert after.shape == (6, *before.shape[1:])
-        np.testing.assert_allclose(after.mean(0), before.mean(0), rtol=1e-5, atol=1e-6)
-        moments = [np.asarray(t["state"].inner.worker_rows[0].mu[name]) for t in (old, out.state)]
-        np.testing.assert_allclose(moments[1].mean(0), moments[0].mean(0), rtol=1e-5, atol=1e-6)
-    assert np.all(np.asarray(out.state["state"].inner.worker_rows[0].count) == 2)
-    assert int(out.state["state"].step) == 2
+        if before.dtype == np.float32:
+            np.testing.assert_allclose(after.mean(0), before.mean(0), rtol=1e-5, atol=1e-5)
+        else:
+            assert set(after.tolist()) <= set(before.tolist())
+    assert int(out["state"].step) == int(old["state"].step)
 
 
 LIVES = {

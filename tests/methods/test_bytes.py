@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from cases import METHODS, one_of_each, values
+from cases import METHODS, sample, values
 from parallel import AXIS, everywhere
 
 import fftgrad as fg
@@ -69,7 +69,7 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize("name", one_of_each(METHODS))
+@pytest.mark.parametrize("name", sample(METHODS, others=pytest.mark.full))
 def test_a_method_sends_as_many_bytes_as_it_did(name):
     found = sent_by(METHODS[name](AXIS))
     assert [found[branch] for branch in sorted(found)] == GOLDEN[name]

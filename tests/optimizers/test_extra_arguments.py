@@ -1,5 +1,7 @@
 """What reaches the inner optimizer of an optimizer: the loss, and whatever else is passed."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,17 +36,8 @@ LOCAL = {
     "beer": lambda inner: fg.contrib.gossip.beer(
         inner, fg.Sign(), fg.contrib.gossip.ring(4), gamma=1e-6
     ),
+    "local_state": fg.training.local_state,
 }
-
-
-def moves(tx, mode, **extra):
-    """Of one step on gradients of ones, a row a worker."""
-
-    def step(params, extra):
-        grads = jax.tree.map(jnp.ones_like, params)
-        return tx.update(grads, tx.init(params), params, **extra)[0]["w"]
-
-    return np.asarray(everywhere(mode, step, WORKERS)(ROWS, extra))
 
 
 LOSS = np.float32([1, 2, 4, 9])
@@ -52,8 +45,16 @@ LOSS = np.float32([1, 2, 4, 9])
 
 @pytest.mark.parametrize("name", LOCAL)
 def test_an_inner_optimizer_of_a_worker_sees_its_own_loss(name):
-    found = moves(LOCAL[name](by_loss()), "vmap", value=LOSS)
-    np.testing.assert_allclose(found[:, 0, 0], -LOSS, rtol=1e-3)
+    """Of one step on gradients of ones; one that takes no loss is not told of it."""
+
+    def step(params, value, inner):
+        tx, grads = LOCAL[name](inner), jax.tree.map(jnp.ones_like, params)
+        return tx.update(grads, tx.init(params), params, value=value)[0]["w"]
+
+    run = everywhere("vmap", functools.partial(step, inner=by_loss()), WORKERS)
+    np.testing.assert_allclose(run(ROWS, LOSS)[:, 0, 0], -LOSS, rtol=1e-3)
+    none = functools.partial(step, inner=optax.clip(1.0))
+    jax.eval_shape(everywhere("vmap", none, WORKERS), ROWS, LOSS)
 
 
 @pytest.mark.parametrize("mode", ["vmap", "shard_map"])

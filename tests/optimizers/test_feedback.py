@@ -71,9 +71,12 @@ def test_a_lead_allows_the_rates_of_the_docs(late, lead, edge):
 
 
 def test_a_muon_that_leads_is_muon_and_a_normalized_gradient():
-    """Without compression, on a matrix, a vector and a stack of matrices."""
-    shapes = {"w": (6, 4), "b": (4,), "c": (2, 3, 4)}
-    own = {"beta": 0.8, "eps": 1e-2}
+    """Without compression, on matrices, a vector, a stack, and heads of attention."""
+    shapes = {"w": (6, 4), "b": (4,), "c": (2, 3, 4), "query": (6, 2, 3), "out": (2, 3, 6)}
+    axes = optax.contrib.MuonDimensionNumbers
+    numbers = {"w": axes(), "b": None, "c": axes(1, 2), "query": axes(0, (1, 2))}
+    numbers["out"] = axes((0, 1), 2)
+    own = {"beta": 0.8, "eps": 1e-2, "muon_weight_dimension_numbers": numbers}
     plain = optax.contrib.muon(
         0.1, **own, nesterov=False, adam_b1=0.7, adam_b2=0.95, consistent_rms=0.2
     )
@@ -103,15 +106,15 @@ def test_muon_takes_narrow_and_empty_leaves_and_keeps_their_types():
     assert jax.eval_shape(moves, rows)["b"].dtype == jnp.bfloat16
 
 
-WHOLE = {"feedback_adam": fg.optimizers.feedback_adam, "feedback_muon": fg.optimizers.feedback_muon}
-
-
 def test_muon_has_what_only_sounds_like_a_position_or_a_head():
     matrices = ("positionwise_feed_forward/w1", "position_wise_ffn", "multi_head/proj")
     others = ("lm_head", "decoder/position", "abs_pos", "head_0")
     params = {name: {"kernel": np.ones((4, 4))} for name in (*matrices, *others)}
     found = fg.optimizers.muon_dimensions(params)
     assert {name for name in params if found[name]["kernel"] is not None} == set(matrices)
+
+
+WHOLE = {"feedback_adam": fg.optimizers.feedback_adam, "feedback_muon": fg.optimizers.feedback_muon}
 
 
 @pytest.mark.parametrize("make", WHOLE.values(), ids=WHOLE)
@@ -233,7 +236,6 @@ TRANSFORMERS = {
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_muon_has_the_matrices_of_a_transformer(name):
-    """And an update of the heads of attention, together, that is as that of one matrix."""
     make, matrices = TRANSFORMERS[name]
     params = jax.eval_shape(make)
     found = jax.tree.leaves_with_path(
@@ -242,49 +244,18 @@ def test_muon_has_the_matrices_of_a_transformer(name):
     )
     path = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
     assert {path(place): tuple(axes) for place, axes in found} == matrices
-    if name != "linen":  # one is enough
-        return
-    tx = fg.optimizers.feedback_muon(
-        0.1, DENSE, lead=0.0, axis_name=AXIS,
-        muon_weight_dimension_numbers=fg.optimizers.muon_dimensions,
-    )  # fmt: skip
-    g = jax.tree.map(lambda x: normal(x.size, *x.shape), params)
-    flat = [
-        own.reshape(np.prod(own.shape[: 2 if axes == HEADS["out"] else 1]), -1) if axes else own
-        for place, own in jax.tree.leaves_with_path(g)
-        for axes in [matrices.get(path(place))]
-    ]
-
-    @jax.jit
-    def alone(flat):
-        muon = optax.contrib.muon(0.1, nesterov=False, consistent_rms=0.2)
-        is_flat = [x for x in flat if x.ndim == 2]
-        return muon.update(is_flat, muon.init(is_flat), is_flat)[0]
-
-    moves = jax.device_get(jax.jit(of_workers(tx))(both(g), started(tx, g))[0])
-    expected = iter(jax.device_get(alone(flat)))
-    for (place, move), own in zip(jax.tree.leaves_with_path(moves), flat, strict=True):
-        wanted = next(expected) if own.ndim == 2 else None
-        if path(place) not in matrices:
-            wanted = -0.1 * np.sign(own)
-        np.testing.assert_allclose(move[0].reshape(own.shape), wanted, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("make", WHOLE.values(), ids=WHOLE)
-def test_a_step_that_is_skipped_leaves_everything_as_it_was(make):
-    quiet, loud = (
-        make(0.1, DENSE, fg.NoMemory(), axis_name=AXIS, **options)
-        for options in ({}, {"non_finite": "propagate"})
-    )
+def test_a_step_that_is_skipped_leaves_everything_as_it_was():
+    tx = fg.optimizers.feedback_muon(0.1, DENSE, fg.NoMemory(), axis_name=AXIS)
     good = np.stack([both(normal(0, 3, 2))] * 4)
     bad = good.copy()
     bad[1, 0, 0, 0], bad[2, 0, 0, 0] = np.nan, np.inf
-    (moves, states), (skipping, skipped) = (run(quiet, rows) for rows in (good, bad))
+    (moves, states), (skipping, skipped) = (run(tx, rows) for rows in (good, bad))
     assert not np.any(skipping[1:3])
     np.testing.assert_array_equal(skipping[3], moves[1])
     for one, other in zip(*map(jax.tree.leaves, (states.inner, skipped.inner)), strict=True):
         np.testing.assert_array_equal(other[3], one[1])
-    assert np.isnan(run(loud, bad)[0][1:3]).all()
 
 
 def test_a_piece_of_a_matrix_is_refused():

@@ -13,7 +13,6 @@ MAKE = {
     "feedback_adam": lambda: fg.optimizers.feedback_adam(0.1, DENSE, axis_name=AXIS),
     "feedback_muon": lambda: fg.optimizers.feedback_muon(0.1, DENSE, axis_name=AXIS),
     "scale_by_one_bit_adam": lambda: fg.methods.scale_by_one_bit_adam(5, WORKERS, axis_name=AXIS),
-    "scale_by_dion": lambda: fg.methods.scale_by_dion(rank=2, dense=("b",), axis_name=AXIS),
 }
 
 

@@ -192,20 +192,16 @@ LIKE = {
 }
 
 
-def predicted(gradients, parameters, workers, like):
-    """Bytes of w buffers of the one codec and one of the other, as the docstring has it."""
-    one, other = (
-        fg.wire_bytes(fg.TwoStage(codec, workers), like, fg.Bucketing("leaf"))
-        for codec in (gradients, parameters)
-    )
-    return (workers * one + other) // (workers + 1)
-
-
 def test_a_step_sends_what_is_predicted():
+    """Of w buffers of the one codec and one of the other, as the docstring has it."""
     workers = 8
     tx = fg.optimizers.sharded(optax.sgd(0.01), workers)
     state = jax.eval_shape(tx.init, LIKE)
     found = _collectives.collectives(tx.update, {AXIS: workers}, LIKE, state, LIKE)
-    assert sum(c.bytes for c in found) == predicted(FOUR, EIGHT, workers, LIKE)
+    four, eight = (
+        fg.wire_bytes(fg.TwoStage(codec, workers), LIKE, fg.Bucketing("leaf"))
+        for codec in (FOUR, EIGHT)
+    )
+    assert sum(c.bytes for c in found) == (workers * four + eight) // (workers + 1)
     exact = fg.link_bytes(fg.AllReduce(), LIKE, workers)
     assert exact > 5.0 * sum(c.link_bytes(workers) for c in found)

@@ -351,10 +351,6 @@ def flattens(reduced, _comm):
     return reduced._replace(error=jax.tree.map(lambda a: a[:1], reduced.error))
 
 
-def sums(a, comm):
-    return a * lax.psum(1, comm.axis_name)
-
-
 def first_only(right, later):
     """Something else after the first step."""
     return lambda a, comm: jnp.where(comm.step.number == 0, right(a), later(a))
@@ -379,7 +375,6 @@ BROKEN_EXCHANGES = [
     (Dense("zeros later", first_only(lambda a: a, lambda a: 0.0 * a)), "fidelity", "some values"),
     (Dense("triple", lambda a, _: 3 * a), "fidelity", "divide by the workers"),
     (Dense("lies", share=0.5), "bytes", "correct wire_bytes"),
-    (Dense("sums", out=with_mean(sums)), "mean", "x minus the sent values"),
     (Dense("flattens", out=flattens), "shapes", "reshape"),
     (Dense("forgets", out=lambda got, _: got._replace(error=None)), "mean", "x minus the sent"),
     (Dense("no vmap", out=twice_under_vmap), "vmap", "jax.lax"),

@@ -42,11 +42,6 @@ def test_it_is_the_recipe(exchange):
     assert_same(fg.init_state(tx, PARAMS, mesh_of(8), AXIS), init(PARAMS))
 
 
-def test_another_axis_than_the_mesh_has_is_refused():
-    with pytest.raises(ValueError, match=r"init_state\(axis_name\).*'date'.*use one of these"):
-        fg.init_state(transformation(), PARAMS, mesh_of(2), "date")
-
-
 def test_a_function_makes_the_state_of_a_framework():
     """Of which what lies beside the arrays need not equal itself: two bound methods do not."""
     tx, mesh = transformation(), mesh_of(8)
@@ -284,16 +279,6 @@ def test_pieces_of_a_large_model_travel_in_fewer_buckets_than_the_whole(monkeypa
     params, specs = {"w": np.ones((8, 64), np.float32)}, {"w": P(None, "model")}
     state = fg.init_state(tx, params, mesh, AXIS, specs)
     assert len(state.exchange) == 2  # of 128 values, where 512 would take 6
-    of_state = fg.state_specs(state, AXIS, specs)
-    step = jax.shard_map(
-        lambda g, s: tx.update({"w": g["w"][0]}, s),
-        mesh=mesh,
-        in_specs=({"w": P(AXIS, None, "model")}, of_state),
-        out_specs=(specs, of_state),
-    )
-    mean, after = jax.jit(step)({"w": np.ones((2, 8, 64), np.float32)}, state)
-    np.testing.assert_array_equal(mean["w"], np.ones((8, 64)))
-    assert int(after.step) == 1
 
 
 @pytest.mark.parametrize("specs", [None, {"scale": P(), "w": P()}], ids=["whole", "by specs"])

@@ -9,10 +9,9 @@ import pytest
 from cases import gradients
 from flax import serialization
 from jax.sharding import PartitionSpec as P
-from parallel import AXIS, everywhere, mesh_of, train_step, zeros
+from parallel import AXIS, mesh_of, train_step, zeros
 
 import fftgrad as fg
-from fftgrad.optimizers import _fragments
 
 LIKE = {"w": jax.ShapeDtypeStruct((10, 11), "float32"), "b": jax.ShapeDtypeStruct((7,), "float32")}
 SPARSE = fg.AllGather(fg.TopK(fraction=0.1))
@@ -186,28 +185,9 @@ def test_the_error_of_a_step_is_measured_at_twelve_bytes_more(check_vma):
     assert float(after.error) == 0.0
 
 
-@pytest.mark.parametrize("fragments", [1, 4])
-def test_bytes_are_those_of_a_meeting(fragments):
-    """Against the compiled program, in which the meeting is the only collective of its size."""
-    parts = optax.sgd(0.1), optax.sgd(0.7), 8, SPARSE
-    tx = fg.optimizers.diloco(*parts, fragments=fragments, axis_name=AXIS)
-    rows = of_step(0)
-    state = jax.eval_shape(jax.vmap(tx.init), rows)
-    part = jax.eval_shape(lambda tree: _fragments.take(tree, np.int32(0), fragments), LIKE)
-    program = everywhere("shard_map unchecked", tx.update, WORKERS)
-    audited = fg.audit(program.lower(rows, state, rows).compile())
-    assert fg.wire_bytes(SPARSE, part) == sum(c.bytes for c in audited)
-
-
-@pytest.mark.parametrize("fragments", [1, 2])
-def test_states_whose_tuples_have_become_dicts_are_read_alike(fragments):
+def test_states_whose_tuples_have_become_dicts_are_read_alike():
     nnx = pytest.importorskip("flax.nnx")
-    if fragments == 1:
-        tx = optax.chain(
-            pmean(fg.TwoStage(fg.Sign(), workers=4), track_error=True), optax.adam(0.1)
-        )
-    else:
-        tx = fg.optimizers.diloco(optax.adam(0.1), optax.sgd(0.7), 4, fragments=2)
+    tx = optax.chain(pmean(fg.TwoStage(fg.Sign(), workers=4), track_error=True), optax.adam(0.1))
 
     def made():
         model = nnx.Linear(10, 11, rngs=nnx.Rngs(0))

@@ -3,8 +3,9 @@
 import jax
 import numpy as np
 import pytest
-from cases import EXCHANGES, TREE, gradients, values
-from parallel import AXIS, everywhere, flat
+from cases import gradients, values
+from parallel import AXIS, flat
+from stepwise import run, stacked
 
 import fftgrad as fg
 
@@ -12,26 +13,6 @@ WORKERS = 4
 LIKE = {"w": jax.ShapeDtypeStruct((10, 11), "float32"), "b": jax.ShapeDtypeStruct((7,), "float32")}
 TOP_K = fg.AllGather(fg.TopK(fraction=0.1))
 NARROW = fg.ErrorFeedback(dtype="bfloat16")
-
-
-def run(tx, steps, *, mode="shard_map", like=LIKE):
-    """What is applied in each step, the gradients, and the last state, of all workers."""
-    grads = [gradients(like, WORKERS, seed=n) for n in range(steps)]
-    state = jax.jit(jax.vmap(tx.init))(grads[0])
-    update = everywhere(mode, lambda g, s: tx.update(g, s), WORKERS)
-    applied = []
-    for grad in grads:
-        mean, state = update(grad, state)
-        applied.append(jax.device_get(mean))
-    bad = jax.tree.map(np.array, grads[0])
-    for leaf in jax.tree.leaves(bad):
-        leaf[1] = np.nan
-    _, after = update(bad, state)
-    assert jax.tree.all(jax.tree.map(np.array_equal, state.memory, after.memory))
-    return applied, grads, jax.device_get(state)
-
-
-# In bfloat16
 
 
 def test_a_value_takes_two_bytes_and_none_is_different_by_default():
@@ -90,20 +71,12 @@ def test_draws_differ_between_counts_positions_leaves_and_workers():
 @pytest.mark.parametrize("mode", ["shard_map", "shard_map unchecked"])
 def test_applied_and_kept_add_up_to_the_gradients_but_for_the_rounding(mode):
     tx = fg.compressed_pmean(TOP_K, NARROW, axis_name=AXIS)
-    applied, grads, state = run(tx, 40, mode=mode)
-    assert np.asarray(state.memory.worker_rows.rounds).ravel().tolist() == [40] * WORKERS
-    kept = flat(jax.tree.map(lambda r: r[:, 0], state.memory.worker_rows.residual), 1).mean(0)
-    gap = sum(flat(mean, 1)[0] for mean in applied) + kept - sum(flat(g, 1) for g in grads).mean(0)
+    grads = stacked([gradients(LIKE, WORKERS, seed=n) for n in range(40)])
+    applied, states = run(tx, grads, mode=mode)
+    memory = jax.tree.map(lambda a: a[-1], states.memory.worker_rows)
+    assert memory.rounds.ravel().tolist() == [40] * WORKERS
+    gap = flat(applied, 2)[:, 0].sum(0) + flat(memory.residual, 1).mean(0)
+    gap -= flat(grads, 2).sum(0).mean(0)
     # Each step rounds by at most 2^-8 on average, and by chance: the errors add up as a walk.
-    largest = max(np.linalg.norm(flat(g)) for g in grads)
+    largest = np.linalg.norm(flat(grads, 1), axis=1).max()
     assert 0 < np.linalg.norm(gap) <= 2**-8 * np.sqrt(40) * 5 * largest
-
-
-@pytest.mark.parametrize("name", ["gather top-k", "two stages", "low rank in turns"])
-def test_it_works_with_leaves_in_bfloat16_in_every_kind_of_exchange(name):
-    """There `restore` rounds once more in each step; a bad step leaves the residual as it was."""
-    tx = fg.compressed_pmean(EXCHANGES[name], NARROW, axis_name=AXIS)
-    applied, _, state = run(tx, 4, like=TREE)
-    assert all(np.all(np.isfinite(np.asarray(a, np.float32))) for a in jax.tree.leaves(applied))
-    assert np.asarray(state.memory.worker_rows.rounds).ravel().tolist() == [8] * WORKERS
-    assert np.asarray(state.skipped).tolist() == [0] * WORKERS

@@ -158,23 +158,3 @@ def test_multi_steps_is_refused_or_exchanges_in_every_step():
     assert {c.branch for c in found} == {()}  # in every step, whatever becomes of it
     expected, _ = run(in_chain(), [mean_of(GRADS[:2])], check_vma=False)
     assert_close(updates[1:], expected)
-
-
-def test_what_an_update_needs_besides_reaches_the_transformation_of_a_worker():
-    """The loss of each worker makes its own rate."""
-    plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=0)
-    tx = fg.training.local_state(plateau)
-    zeros = np.zeros(3, np.float32)
-
-    @jax.jit
-    def both(state, alone, value):
-        _, state = tx.update(zeros, state, zeros, value=value)
-        _, alone = plateau.update(zeros, alone, zeros, value=value)
-        return state, alone
-
-    state, alone = jax.jit(lambda: (tx.init(zeros), plateau.init(zeros)))()
-    for value in (1.0, 2.0, 3.0):
-        state, alone = both(state, alone, np.float32(value))
-    assert state.worker_rows.scale.tolist() == [float(alone.scale)] != [1.0]
-    clip = fg.training.local_state(optax.clip(1.0))  # which takes none
-    jax.eval_shape(lambda z: clip.update(z, clip.init(z), value=np.float32(1)), zeros)
