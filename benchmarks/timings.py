@@ -4,15 +4,10 @@ Each is timed as one of so many workers, at a few sizes: `fftgrad/planning/timin
 a plan answers at once. Nothing else may run meanwhile.
 
     python benchmarks/timings.py
-
-With --check it prints how much longer each row of the table took than reading and writing the bytes
-of its compiled program would. That is the error of plans for accelerators, whose codec times follow
-from bytes and kernels alone.
 """
 
 import dataclasses
 import datetime
-import json
 import math
 import os
 import pathlib
@@ -111,18 +106,6 @@ def counted(
     return first.tolist(), whole.tolist()
 
 
-def check() -> None:
-    """Print how much longer each row took than its bytes at the rate of a copy."""
-    table = json.loads(TABLE.read_text())
-    values, workers = SIZES[-1]
-    rate = 8 * (1 << 22) / table["copy_seconds"]
-    rows = {row.name: row for row in fg.planning.candidates(squares(values), workers)}
-    for known in table["rows"]:
-        _, (moved, _) = counted(rows[known["name"]], values, workers, jax.devices()[0])
-        took = sum(known["points"][-1][2:])
-        print(f"{known['name']:30} {took * rate / moved:.2f}", flush=True)
-
-
 def processor() -> str:
     """Its name."""
     known = pathlib.Path("/proc/cpuinfo")
@@ -136,18 +119,12 @@ def main() -> None:
         __doc__,
         "codecs",
         seconds=(1.0, "to time each row"),
-        only=("", "rows whose name contains this; the others stay as they are"),
-        check=(False, "compare the table with the bytes of compiled programs"),
     )
     parser.set_defaults(out=TABLE)
     args = parser.parse_args()
-    if args.check:
-        check()
-        return
     points: dict[str, list[list[float]]] = {}
     for values, workers in SIZES[:1] if args.smoke else SIZES:
         found = fg.planning.candidates(squares(values), workers)
-        found = [row for row in found if args.only in row.name]
         for row in found[:2] if args.smoke else found:
             points.setdefault(row.name, []).append(timing(row, values, workers, args.seconds))
             print(row.name, points[row.name][-1], flush=True)
@@ -158,13 +135,6 @@ def main() -> None:
         "copy_seconds": copy_seconds(),
         "rows": [{"name": name, "points": own} for name, own in points.items()],
     }
-    if args.only:  # in the units of the machine of the table
-        old = json.loads(TABLE.read_text())
-        by = old["copy_seconds"] / record["copy_seconds"]
-        scaled = {n: [[*p[:2], *(by * s for s in p[2:])] for p in own] for n, own in points.items()}
-        names = [row.name for row in fg.planning.candidates(squares(1 << 16), 16)]
-        known = {row["name"]: row["points"] for row in old["rows"]} | scaled
-        record = old | {"rows": [{"name": name, "points": known[name]} for name in names]}
     if not args.smoke:
         _record.write(args.out, record, "rows")
 

@@ -30,7 +30,6 @@ from fftgrad.exchanges import (
     PowerSgd,
     Recipe,
     Scheduled,
-    SmallDense,
     TwoStage,
 )
 from fftgrad.memories import ErrorFeedback, NoMemory
@@ -84,7 +83,6 @@ __all__ = [  # noqa: RUF022 (in reading order)
     "PowerSgd",
     "Hierarchical",
     "Scheduled",
-    "SmallDense",
     # One array, and bytes
     "compress",
     "decompress",

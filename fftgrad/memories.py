@@ -32,7 +32,7 @@ class ErrorFeedback(Memory):
 
     For d = u = 1 this is plain error feedback, e' = x - sent(x), which loses no value.
     Error feedback delays gradients, as momentum does. So use an optimizer without momentum, or one
-    whose update has the new gradient beside the momentum, as that of `fg.optimizers.feedback_adam`.
+    that adds the new gradient to the momentum, such as `fg.optimizers.feedback_adam`.
 
     A beta below 1 is ScaleCom's low-pass filter. The residuals of the workers become more similar,
     as `LeaderTopK` needs. The filter also damps the noise of a large learning rate. The residual of
@@ -51,9 +51,9 @@ class ErrorFeedback(Memory):
     Shapes: residual float32 or bfloat16, shaped like the gradient, on each worker; with bfloat16
       also a count, int32[].
 
-    Claims: for d = 1, (Σ mean sent) + mean e / u = Σ mean gradient, with Σ over steps, means over
-      workers, and e the last residual. In bfloat16 this holds in expectation;
-      each rounding changes a residual by up to 2^-7 of itself.
+    Claims: for d = 1 no value is lost. With sums Σ over steps, means over workers, and the last
+      residual e, (Σ mean sent) + (mean e) / u = Σ mean gradient. In bfloat16 this holds in
+      expectation; each rounding changes a residual by up to 2^-7 of itself.
 
     Example:
       >>> memory, g = fg.ErrorFeedback(), jnp.array([1.0, 2.0])
@@ -148,6 +148,9 @@ class MomentumCorrection(Memory):
         Nesterov   u' = m (u + g),     x = v + u' + g
         then       v' = x - sent(x),   u'' = u' where nothing was sent, else 0 (factor masking).
 
+    Use it only if the codec sends zero for most values. With a transform such as `Fft`, masking
+    resets all velocities.
+
     The momentum acts before the compression, so use an optimizer without momentum. If all non-zero
     values of a leaf are sent, the leaf keeps its velocity. So dense leaves and a dense warm-up have
     ordinary momentum. This also holds for a leaf with few non-zero values. Its parameters then move
@@ -156,13 +159,8 @@ class MomentumCorrection(Memory):
     Args:
       momentum: m, 0 <= m < 1.
       nesterov: True for Nesterov momentum.
-      masking: True to reset the velocity of coefficients that are sent. Use it only if the codec
-        sends zero for most values. With a transform such as `Fft` it resets all velocities.
 
     Shapes: velocity and residual float32, shaped like the gradient, on each worker.
-
-    Claims: without masking and for plain momentum, Σ mean sent + mean v = Σ mean velocity, with Σ
-      over steps and means over workers.
 
     Differs from the paper: the residual keeps the quantization error of a value that is sent.
 
@@ -179,7 +177,6 @@ class MomentumCorrection(Memory):
 
     momentum: float = 0.9
     nesterov: bool = False
-    masking: bool = True
 
     def __post_init__(self) -> None:
         remedy = "use 0.9, or ErrorFeedback() for none."
@@ -204,10 +201,7 @@ class MomentumCorrection(Memory):
     def update(
         self, x: PyTree, error: PyTree, mean: PyTree, state: MomentumCorrectionState
     ) -> MomentumCorrectionState:
-        velocity = state.velocity
-        if self.masking:
-            velocity = jax.tree.map(_mask, velocity, x, error)
-        return MomentumCorrectionState(velocity, error)
+        return MomentumCorrectionState(jax.tree.map(_mask, state.velocity, x, error), error)
 
     def restore(self, lost: PyTree, state: MomentumCorrectionState) -> MomentumCorrectionState:
         return state._replace(residual=jax.tree.map(jnp.add, state.residual, lost))

@@ -52,7 +52,7 @@ from platforms import (  # noqa: E402, F401  (fixtures)
 
 import fftgrad as fg  # noqa: E402  (after the devices)
 
-MOST = 400
+MOST = 200
 """Programs after which a worker frees them: it would keep all that it ever compiled."""
 
 

@@ -119,54 +119,15 @@ class TopK(Feedback):
         return keep(a, reference.top_k(a.ravel(), reference.kept(self.fraction, a.size)))
 
 
-class FeedbackSgd(TopK):
-    """Top-k of all leaves together, feedback, and quasi-hyperbolic momentum (arXiv:1810.06801)."""
+class FeedbackAdam(TopK):
+    """Top-k of all leaves together, feedback, and QHAdam (arXiv:1810.06801)."""
 
     together = True
 
-    def __init__(self, learning_rate, momentum, fraction, lead, decay=1.0):
+    def __init__(self, learning_rate, fraction, lead, b1=0.9, b2=0.99, eps=1e-8):
         super().__init__(fraction)
-        self.rate, self.momentum, self.lead = learning_rate, momentum, lead
-        self.decay, self.m = decay, None
-
-    def step(self, grads):
-        led = self.led(self.average(grads))
-        return {name: -self.rate / (1 - self.momentum) * leaf for name, leaf in led.items()}
-
-    def led(self, g, correct=1.0):
-        self.m = zeros(g) if self.m is None else self.m
-        for name, leaf in g.items():
-            self.m[name] = self.momentum * self.m[name] + (1 - self.momentum) * leaf
-        lead = self.lead
-        return {name: lead * leaf + (1 - lead) * self.m[name] / correct for name, leaf in g.items()}
-
-
-class FeedbackAdam(FeedbackSgd):
-    """The same in front of Adam's root (QHAdam)."""
-
-    def __init__(self, learning_rate, fraction, lead, b1, b2, eps):
-        super().__init__(learning_rate, b1, fraction, lead)
-        self.b2, self.eps, self.v = b2, eps, None
-
-    def step(self, grads):
-        g = self.average(grads)
-        self.v = zeros(g) if self.v is None else self.v
-        for name, leaf in g.items():
-            self.v[name] = self.b2 * self.v[name] + (1 - self.b2) * leaf**2
-        led = self.led(g, 1 - self.momentum ** (self.t + 1))
-        correct = 1 - self.b2 ** (self.t + 1)
-        return {
-            name: -self.rate * leaf / (np.sqrt(self.v[name] / correct) + self.eps)
-            for name, leaf in led.items()
-        }
-
-
-class FeedbackMuon(FeedbackSgd):
-    """Five steps of Newton-Schulz on an average of 0.95, Adam for what is no matrix; a lead."""
-
-    def __init__(self, learning_rate, fraction, lead):
-        super().__init__(learning_rate, 0.0, fraction, 0.0)
-        self.lead, self.averages = lead, {}
+        self.rate, self.lead, self.averages = learning_rate, lead, {}
+        self.b1, self.b2, self.eps = b1, b2, eps
 
     def average_of(self, kind, decay, tree):
         """A moving average, corrected for its start."""
@@ -177,10 +138,21 @@ class FeedbackMuon(FeedbackSgd):
 
     def step(self, grads):
         g = self.average(grads)
-        slow, first = self.average_of("slow", 0.95, g), self.average_of("first", 0.9, g)
-        square = self.average_of("square", 0.99, {name: leaf**2 for name, leaf in g.items()})
-        root = {name: np.sqrt(leaf) + 1e-8 for name, leaf in square.items()}
-        moves = {}
+        first = self.average_of("first", self.b1, g)
+        square = self.average_of("square", self.b2, {name: leaf**2 for name, leaf in g.items()})
+        root = {name: np.sqrt(leaf) + self.eps for name, leaf in square.items()}
+        return self.moves(g, first, root)
+
+    def moves(self, g, first, root):
+        led = {name: self.lead * g[name] + (1 - self.lead) * first[name] for name in g}
+        return {name: -self.rate * led[name] / root[name] for name in g}
+
+
+class FeedbackMuon(FeedbackAdam):
+    """Five steps of Newton-Schulz on an average of 0.95, Adam for what is no matrix; a lead."""
+
+    def moves(self, g, first, root):
+        slow, moves = self.average_of("slow", 0.95, g), {}
         for name, leaf in g.items():
             move = self.orthogonal(slow[name]) if leaf.ndim == 2 else first[name] / root[name]
             moves[name] = -self.rate * (move + self.lead * leaf / root[name])
@@ -689,9 +661,9 @@ class Eden(Feedback):
 
 
 class ScaleCom(Oracle):
-    def __init__(self, chunk, beta, block=None):
+    def __init__(self, chunk, beta):
         super().__init__()
-        self.chunk, self.beta, self.block = chunk, beta, block
+        self.chunk, self.beta = chunk, beta
 
     def step(self, grads):
         leader = self.t % len(grads)
@@ -701,16 +673,10 @@ class ScaleCom(Oracle):
             n = p[0].size
             if n <= self.chunk:
                 sent = p
-            elif self.block is None:
+            else:
                 starts = range(0, n, self.chunk)
                 best = [i + np.abs(p[leader][i : i + self.chunk]).argmax() for i in starts]
                 sent = [keep(x, best) for x in p]
-            else:
-                spectra = [reference.fft(x, self.block) for x in p]
-                k = reference.kept(1 / self.chunk, spectra[0].size)
-                best = reference.top_k(spectra[leader], k)
-                masks = [np.isin(np.arange(z.size), best) * z for z in spectra]
-                sent = [reference.inverse_fft(z, n, self.block) for z in masks]
             shape = grads[0][name].shape
             for m, x, s in zip(self.state, p, sent, strict=True):
                 lost = (x - s).reshape(shape)

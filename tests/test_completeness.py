@@ -63,14 +63,14 @@ CONTRACTS = {
     fg.codecs.Sparse,
 }
 EXTRAS = {
-    "_storage.py": {"orbax", "tensorstore"},
+    "_storage.py": {"orbax"},
     "votes.py": {"dp_accounting"},
     "_autoencoder.py": {"flax"},
     "_store.py": {"obstore"},
 }
 """What a room, or a file, may import besides."""
 METHOD_NAMES = set(fg.methods.__all__)
-OPTIMIZERS = {"diloco", "feedback_adam", "feedback_muon", "feedback_sgd", "sharded", "sparse_loco"}
+OPTIMIZERS = {"diloco", "feedback_adam", "feedback_muon", "sharded", "sparse_loco"}
 BESIDE = {"lgc", "scale_by_datalens", "beer", "choco_sgd"}
 """Methods and optimizers of `contrib`."""
 SCHEDULES = {"diminishing_theta", "recover_by_loss"}

@@ -113,7 +113,7 @@ MISTAKES = [
     # One kind of part where another is expected.
     (lambda: pmean(TOP), r"AllGather\(codec\)"),
     (lambda: fg.optimizers.feedback_adam(0.1, 0.04), r"_pmean\(exchange\): .*got 0"),
-    (lambda: fg.optimizers.feedback_sgd(0.1, lead=1.5), r"feedback_sgd\(lead\).*use 0.5"),
+    (lambda: fg.optimizers.feedback_adam(0.1, lead=1.5), r"feedback_adam\(lead\).*use 0.5"),
     (lambda: fg.optimizers.feedback_muon(0.1, lead=-0.5), r"_muon\(lead\).*use 0.5"),
     (lambda: fg.optimizers.feedback_adam(0.1, b1=1.0), r"_adam\(b1\).*use 0.9"),
     (lambda: fg.exchanges.Ladder((TOP, fg.AllReduce())), r"exchanges\[0\].*AllGather\(codec"),
@@ -127,7 +127,6 @@ MISTAKES = [
     (lambda: fg.Cast("bf16"), "got 'bf16'; use bfloat16"),
     (lambda: fg.methods.demo(k=0), r"must be at least 1, got 0; use k=32"),
     (lambda: fg.chain(TOP, fg.AllReduce()), "TopK"),
-    (lambda: fg.SmallDense(fg.AllReduce()), "TopK"),
     (lambda: step(pmean(fg.AllGather(lambda *_: fg.AllReduce()))), r"return a codec"),
     (lambda: fg.compress(GATHER, jnp.ones(3)), "TopK"),
     (lambda: fg.wire_bytes(FEEDBACK, jnp.ones(3)), "pass a codec, an exchange or a method"),
@@ -200,8 +199,7 @@ MISTAKES = [
     (lambda: pmean(fg.methods.top_k(0.01), 0), "use ErrorFeedback"),
     (lambda: pmean(fg.methods.top_k(0.01), bucketing=""), r"use Bucketing\('leaf'\)"),
     (lambda: step(fg.methods.scale_by_majority_vote(), weight=3), "leave it out, or use a"),
-    (lambda: step(fg.training.multi_steps(pmean(), 2), weight=3), "steps.*has_weight=True"),
-    (lambda: step(fg.training.delay(), weight=3), "delay.*has_weight=True"),
+    (lambda: step(fg.training.multi_steps(pmean(), 2), weight=3), r"steps.*pmean\(weight"),
     (
         lambda: step(optax.masked(pmean(fg.methods.sign_sgd()), {"w": False})),
         r"use fg\.trainable\(tx, mask\)",
@@ -308,17 +306,11 @@ KEYED = {
 
 
 @pytest.mark.parametrize("owner", KEYED)
-def test_a_seed_that_draws_as_another_and_a_batch_of_keys_are_refused(owner):
+def test_a_seed_that_draws_as_another_is_refused(owner):
     rule = r"\((key|seed)\): must be a seed from 0 to 2\*\*32 - 1.*got -?\d+; use key=0"
     for seed in (-1, 1 << 32, 1 << 40, 1 << 64, np.int64(1 << 40)):
         with pytest.raises(ValueError, match=f"^{owner}{rule}"):
             KEYED[owner](seed)
-    rule = r"\(key\): must be one seed or one PRNG key, got an array of .* of shape .*; pass one of"
-    two = jax.random.split(jax.random.key(0), 2)
-    several = (two, jax.random.key_data(two), np.arange(2), np.zeros(3, np.uint32))
-    for keys in several if owner != "Autoencoder" else ():
-        with pytest.raises(ValueError, match=f"^{owner}{rule}"):
-            KEYED[owner](keys)
 
 
 def test_the_largest_seed_is_one_of_its_own():

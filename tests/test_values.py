@@ -49,7 +49,6 @@ def prefix(path, _):
 
 
 POLICIES = {
-    "rules": fg.SmallDense(fg.TopK(fraction=0.01)),
     "named": by_size,
     "own": Own(2.0, (1, 2)),
 }
@@ -138,15 +137,10 @@ Cast("float32")
 RangeFloat(bits=1)
 RangeFloat(bits=8, mantissa=9)
 RangeFloat(bits=8, rounding="up")
-FixedRangeFloat(8, maximum=-1.0)
-FixedRangeFloat(8, maximum=1.0, eps=2.0)
-FixedRangeFloat(4, mantissa=3, maximum=1.0, eps=1e-3)
-FixedRangeFloat(4, 1.0, minimum=-1e-9)
+RangeFloat(8, limits=(-1.0, 0.0))
+RangeFloat(4, limits=(-1e-9, 1.0))
 chain(RangeFloat(8), TopK(k=1))
-Budget()
 Budget(ratio=0.5)
-Budget(bytes=19)
-Budget(bytes=1000.0)
 chain(Budget(ratio=9), Sign())
 Threshold(0.1, search="exact", reuse=2)
 Ternary(clip=float("inf"))
@@ -160,7 +154,6 @@ Eigenbasis(PowerSgd(2))
 Eigenbasis(AllReduce(), decay=1.0)
 Eigenbasis(AllReduce(), whiten=2.0)
 Eigenbasis(AllReduce(), every=0)
-SmallDense(AllReduce())
 Bucketing("layer")
 Bucketing(bucket_bytes=2)
 Bucketing(bucket_bytes=25e6)
@@ -180,7 +173,6 @@ optimizers.diloco(SGD, SGD, 6, overlap_steps=6)
 optimizers.diloco(SGD, SGD, 6, overlap_steps=-1)
 optimizers.diloco(SGD, SGD, 6, mixing=1.0)
 optimizers.diloco(SGD, SGD, 6, mixing=-0.1)
-optimizers.fragment(0.0, 0)
 optimizers.sparse_loco(SGD, block=48)
 optimizers.sparse_loco(SGD, k=0)
 optimizers.sparse_loco(SGD, bits=8).init([TARGET])

@@ -78,26 +78,27 @@ def reshard_state(state: PyTree, to: PyTree, *, missing: Missing = "refuse") -> 
 
     State for each of N old workers is a row r_i, and becomes rows r'_j of M new workers:
 
-        r'_j = Σ_i M |I_j ∩ I_i| r_i.
+        r'_j = Σ_i M |J_j ∩ I_i| r_i.
 
-    I_i is interval i of N equal intervals of [0, 1], and I_j is interval j of M. The mean of the
-    rows stays, so no residual is lost. Residuals also fit another codec, exchange or bucketing.
+    I_i is interval i of N equal intervals of [0, 1], J_j is interval j of M, and |·| is a length.
+    The mean of the rows stays, so no residual is lost. Residuals also fit another codec, exchange
+    or bucketing.
 
         state = fg.checkpoint.reshard_state(state, fg.init_state(tx, params, mesh, "data")).state
 
     | state with a row for each worker | becomes |
     |---|---|
     | residuals and velocities of a memory | redistributed by the equation |
-    | moments in `local_state`, sums of `multi_steps`, late gradients of `delay` | the same |
-    | rows that you wrap in `fg.exchanges.PerWorker`, as parameters under `diloco` | the same |
+    | moments in `local_state`, sums of `multi_steps` | as residuals |
+    | rows that you wrap in `fg.exchanges.PerWorker`, as parameters under `diloco` | as residuals |
     | the groups' residuals in `Hierarchical` | joined, redistributed over the groups, cut again |
-    | counters, flags | row j is a copy of r_i, for the first I_i that overlaps I_j |
+    | counters, flags | row j is a copy of r_i, for the first I_i that overlaps J_j |
     | typed PRNG keys | copies like counters, folded with j |
-    | learned state of a codec, such as a threshold | redistributed by the equation |
-    | learned state of a shard's codec, in `TwoStage` and `Hierarchical` | fresh |
+    | state of a codec, such as a threshold | as residuals |
+    | state of a shard's codec, in `TwoStage` and `Hierarchical` | fresh |
 
-    Replicated state is kept. Learned state of an exchange, such as PowerSGD's factors, starts fresh
-    if its shape does not fit. The host converts one leaf at a time.
+    Replicated state is kept. State of an exchange, such as PowerSGD's factors, starts fresh if its
+    shape does not fit. The host converts one leaf at a time.
 
     Args:
       state: any tree that contains a state of `fg.init_state`, on devices of this process. With

@@ -1,6 +1,5 @@
 """Selector of as many of the largest coefficients as fit into a payload of fixed size."""
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
-from fftgrad._values import check_count, check_within, value
+from fftgrad._values import check_within, value
 from fftgrad.codecs import _quantizers, _top_k
 from fftgrad.ops import (
     _count,
@@ -272,8 +271,6 @@ def _by_secants(
 HEAD = 8
 """Bytes before the codes: 4 for T, and 4 for the number of coefficients and the order."""
 
-LEAST_BYTES = HEAD + 12
-
 LEAST_BITS = 6
 """At most one coefficient per LEAST_BITS bits is sent."""
 
@@ -301,13 +298,14 @@ def _decoded(step: jax.Array, q: jax.Array, negative: jax.Array) -> jax.Array:
 class Budget(Selector):
     """Selector: as many of the largest coefficients as fit into a given size, quantized.
 
-    With a quantization step T, x_i is sent if q_i = floor(|x_i| / T) > 0. The payload holds q_i,
-    the sign, and the gap, which is the number of unsent coefficients since the last sent one. All
-    are in exponential-Golomb codes. A gap takes 1 + r + 2 floor(log2((gap >> r) + 1)) bits, where
-    the order r is fitted, and q with its sign takes 2 + 2 floor(log2 q). So clustered positions
-    take few bits. There are 32 candidates for T per octave, down to about 2^-16 of the largest
-    coefficient. T is the smallest candidate whose codes fit. The next smaller candidate would add
-    coefficients: the first of these, by position, use the remaining bits, with q = 1.
+    With a quantization step T, x_i is sent as q_i = floor(|x_i| / T), if q_i > 0. The payload holds
+    q_i, the sign, and the gap, which is the number of unsent coefficients since the last sent one.
+    All are in exponential-Golomb codes. A gap takes 1 + r + 2 floor(log2((gap >> r) + 1)) bits,
+    where the order r is fitted, and q with its sign takes 2 + 2 floor(log2 q). So clustered
+    positions take few bits. There are 32 candidates for T per octave, down to about 2^-16 of the
+    largest coefficient. T is the smallest candidate whose codes fit. Bits then remain. They are
+    used for coefficients just below T, which the next smaller candidate would send: the first of
+    them, by position, are sent with q = 1.
 
     q decodes to 2q(q + 1) / (2q + 1) · T, which has the smallest maximum relative error over
     [qT, (q + 1)T]. `Budget` also quantizes, so it must be the last stage of a chain. Real and
@@ -316,14 +314,13 @@ class Budget(Selector):
     Args:
       ratio: bytes of the vector in float32 (complex64), divided by the bytes of the payload.
         `Budget(ratio=100)` sends a bfloat16 gradient in 50 times fewer bytes.
-      bytes: size of the payload of a part; in `TwoStage`, each of w shards gets bytes / w.
 
     Wire: x float32[n] | complex64[n] -> main float32[1], T; side uint32 words. Main and side take
-      4 floor(bytes / 4) bytes together, at least 20, with bytes = 4n / ratio (complex: 8n / ratio).
+      4 floor(n / ratio) bytes together (complex: 4 floor(2n / ratio)), at least 20.
       At most one coefficient per 6 bits is sent.
 
     Claims: biased; not summable. Up to float32 rounding, the relative error of a sent coefficient
-      is at most 1/3 for |x_i| >= T, 3/8 below T, and 2^-15 above 2^15 T. All platforms send the
+      is at most 3/8 below T, 1/3 from T to 2^15 T, and 2^-15 above. All platforms send the
       same bits. Values below 2^-125 count as zero.
 
     Differs from the paper: QSGD rounds to levels stochastically, in units of the norm, and uses
@@ -340,25 +337,15 @@ class Budget(Selector):
       "A Compression Method for Clustered Bit-Vectors", Information Processing Letters 7(6), 1978.
     """
 
-    ratio: int | float | None = None
-    bytes: int | None = None
+    ratio: int | float
 
     def __post_init__(self) -> None:
-        _top_k.check_one_of("Budget", "ratio", self.ratio, "bytes", self.bytes, "ratio=100")
-        if self.ratio is not None:
-            check_within("Budget(ratio)", self.ratio, "[1, inf)", "use ratio=100.")
-        if self.bytes is not None:
-            remedy = f"use bytes={LEAST_BYTES}, one coefficient and the head."
-            check_count("Budget(bytes)", self.bytes, remedy, least=LEAST_BYTES)
+        _top_k.check_static("Budget(ratio)", self.ratio, float | int)
+        check_within("Budget(ratio)", self.ratio, "[1, inf)", "use ratio=100.")
 
     @property
     def last(self) -> bool:
         return True
-
-    def shard(self, parts: int) -> "Budget":
-        if self.bytes is None:
-            return self
-        return dataclasses.replace(self, bytes=max(LEAST_BYTES, self.bytes // parts))
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         values = _quantizers.as_real(x)
@@ -413,7 +400,7 @@ class Budget(Selector):
 
     def _words(self, like: Like) -> int:
         """Return the number of words for codes."""
-        size = self.bytes or int(4 * _quantizers.real_size(like) / (self.ratio or 1.0))
+        size = int(4 * _quantizers.real_size(like) / self.ratio)
         return max(size - HEAD, 12) // 4
 
     def _most(self, like: Like) -> int:

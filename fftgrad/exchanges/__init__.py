@@ -11,7 +11,6 @@ from fftgrad.exchanges._eigenbasis import Eigenbasis
 from fftgrad.exchanges._hierarchical import Hierarchical
 from fftgrad.exchanges._leader_top_k import LeaderTopK
 from fftgrad.exchanges._low_rank import AcpSgd, PowerSgd
-from fftgrad.exchanges._parts import SmallDense
 from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._schedule import Ladder, Scheduled, next_level
 from fftgrad.exchanges._shards import PerWorker
@@ -34,7 +33,6 @@ __all__ = [
     "QuantizedAllReduce",
     "Recipe",
     "Scheduled",
-    "SmallDense",
     "State",
     "Stats",
     "TwoStage",

@@ -28,8 +28,8 @@ class AllGather(OfCodec):
       clip_to_median: True to clip the norm of each worker's vector to the median norm, part by
         part: mean of v_i · min(1, median_j ||v_j|| / ||v_i||), with the median over the non-zero
         vectors. This protects against workers with bad data or a high learning rate: the norm of
-        the mean is at most the median, and a minority of the workers cannot raise the median above
-        the norms of all other workers. Every payload is decoded twice.
+        the mean is at most the median, and a minority of the workers with non-zero vectors cannot
+        raise the median above the norms of all other workers. Every payload is decoded twice.
 
     Wire: 4 bytes for the header, and main and side of every part: `fg.wire_bytes(exchange, x)`. A
       ring sends these bytes w - 1 times, so the traffic grows with w.

@@ -44,8 +44,8 @@ class Bucketing:
     Args:
       scope: rule for parts: "model", all leaves as one vector; "leaf", each leaf, in its shape; or
         a function from a leaf's path ("layers/0/w") and shape to the name of its part. With None,
-        the exchange decides: "leaf" for `PowerSgd`, `AcpSgd`, and a function in place of a codec
-        (`SmallDense` has two parts), else "model".
+        the exchange decides: "leaf" for `PowerSgd`, `AcpSgd`, and a function in place of a codec,
+        else "model".
       bucket_bytes: largest size of a bucket, in bytes of the float32 gradient. Buckets are filled
         from the last leaf to the first, because a backward pass computes gradients in this order. A
         bucket waits only for the bucket before it. So a compiler with asynchronous collectives can

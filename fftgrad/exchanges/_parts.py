@@ -23,7 +23,7 @@ from fftgrad._contracts import (
     Sparse,
     Step,
 )
-from fftgrad._values import check, check_kind, value
+from fftgrad._values import check_kind, value
 from fftgrad.codecs import _chain, _sum
 from fftgrad.codecs._transforms import Identity
 from fftgrad.exchanges._bucketing import Part
@@ -33,49 +33,8 @@ from fftgrad.ops._shapes import spec
 Codecs: TypeAlias = Codec | Callable[[str, Like], Codec]
 """One codec for all parts, or a rule: a function from the name and shape of a part to its codec.
 
-With a rule, each leaf is a part, unless the rule has another `scope`.
+With a rule, each leaf is a part, unless a `Bucketing` has another scope.
 """
-
-_DENSE, _OTHERS = "dense leaves", "other leaves"
-
-
-def _part_of(_: str, leaf: Like) -> str:
-    return _DENSE if len(leaf.shape) <= 1 else _OTHERS
-
-
-@value
-class SmallDense:
-    """Function: rule that sends small leaves dense, and compresses all others with one codec.
-
-    Small leaves have at most one axis, as biases and scales. They form one part. The other leaves
-    form a second part, and a selector chooses among all values of this part. Both parts travel in
-    the same collective.
-
-    Args:
-      codec: codec of the leaves that are not small.
-
-    Example:
-      >>> rule = fg.SmallDense(fg.TopK(fraction=0.01))
-      >>> params = {"bias": jnp.ones(10), "kernel": jnp.ones((100, 10))}
-      >>> fg.wire_bytes(fg.AllGather(rule), params)
-      96
-    """
-
-    codec: Codec
-
-    def __post_init__(self) -> None:
-        check_kind("SmallDense(codec)", self.codec, Codec, "pass one, as TopK(fraction=0.01).")
-
-    @property
-    def scope(self) -> Scope:
-        """Rule that assigns leaves to the two parts."""
-        return _part_of
-
-    def __call__(self, name: str, like: Like) -> Codec:
-        rule = f"be {_DENSE!r} or {_OTHERS!r}"
-        remedy = "leave the bucketing's scope out."
-        check(name in (_DENSE, _OTHERS), "SmallDense(name)", rule, repr(name), remedy)
-        return Identity() if name == _DENSE else self.codec
 
 
 @value
@@ -312,9 +271,7 @@ def parts_of(x: PyTree) -> list[Part]:
 
 
 def scope_of(codec: Codecs) -> Scope:
-    if isinstance(codec, Codec):
-        return "model"
-    return getattr(codec, "scope", "leaf")
+    return "model" if isinstance(codec, Codec) else "leaf"
 
 
 def check_codec(owner: str, codec: object) -> None:

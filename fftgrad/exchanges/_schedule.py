@@ -38,12 +38,12 @@ class Several(Exchange):
         return common("link_bytes", self, [e.link_bytes(like, workers) for e in self.exchanges])
 
     def run(self, index: jax.Array, x: PyTree, state: State, comm: Comm) -> Averaged:
-        """Run exchange `index`, equal on all workers; return the states of all exchanges."""
+        """Run exchange `index`, a number equal on all workers; return all exchanges' states."""
         states = [State(*fields) for fields in zip(*state, strict=True)]
 
         def branch(i: int, x: PyTree, states: list[State]) -> Averaged:
             out = self.exchanges[i].mean(x, states[i], comm)
-            # `lax.switch` needs results of equal types, but branches may vary along other axes.
+            # `lax.switch` needs equal types, but the results may vary along different axes.
             like = jax.tree.leaves(out.mean)[0]
             stats = Stats.of_all([out.stats])
             every = [*states[:i], out.state, *states[i + 1 :]]
@@ -69,7 +69,8 @@ class Scheduled(Several):
     """Exchange: switches to another exchange at given steps.
 
     All exchanges are compiled into one program, and `lax.switch` runs one of them. So a switch does
-    not recompile, and only the running exchange sends bytes. For a dense warm-up use
+    not recompile, and only the running exchange sends bytes. The residual is carried over. The
+    states of the other exchanges stay unchanged. For a dense warm-up use
     `Scheduled({0: AllReduce(), 500: AllGather(codec)})`.
 
     Args:

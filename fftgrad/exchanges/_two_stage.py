@@ -20,12 +20,13 @@ class TwoStage(OfCodec):
     """Exchange: a compressed reduce-scatter, then a compressed all-gather.
 
     Each part is cut into w shards, and each worker owns one shard. In the first stage, every worker
-    compresses its w shards and sends each shard to the owner (an all-to-all). In the second stage,
-    the owner averages the received shards and its own, exact shard, compresses the mean and sends
-    it to all workers (an all-gather). `error` contains the errors of both stages, for the memory of
-    `compressed_pmean`. The first stage has no error in a worker's own shard. Only the owner knows
-    the error of the second stage. So an owner's `error` in its own shard is w times the error of
-    the second stage, because the next mean divides by w.
+    compresses each shard and sends it to its owner (an all-to-all). In the second stage, the owner
+    averages the received shards and its own shard, which it takes uncompressed. It compresses the
+    mean and sends it to all workers (an all-gather).
+
+    `Averaged.error` holds the errors of both stages, and becomes the residual. Only the owner of a
+    shard knows the error of the second stage. It keeps w times this error, because the next mean
+    divides its residual by w.
 
     The traffic of a link does not grow with w. The second stage compresses a mean, which has less
     noise than a gradient. For payloads of a few kilobytes, latency dominates, and one all-gather is
@@ -33,17 +34,17 @@ class TwoStage(OfCodec):
 
     Args:
       codec: a codec, or a rule that returns a codec for the name of a part and the shape of one of
-        its shards, a vector of n/w values. Only `SmallDense` uses the shapes of whole leaves. If a
-        codec keeps k coefficients of a part, it keeps k/w coefficients of each shard. Each shard
-        has its own codec state, which is reset if the number of workers changes.
+        its shards: a part of n values has shards of n/w values. If a codec keeps k coefficients of
+        a part, it keeps k/w coefficients of each shard. Each shard has its own codec state, which
+        is reset if the number of workers changes.
       workers: w, the number of workers along the axis.
 
     Wire: w buffers to the owners, then one buffer to all workers. Each buffer has a header of 4
       bytes and the payload of n/w values. So, for any w, each stage sends about the payload of n
       values over a link.
 
-    Claims: with `ErrorFeedback`, the sum of the means of all steps plus the workers' mean residual
-      is the sum of the mean gradients, as with one stage.
+    Claims: with `ErrorFeedback` nothing is lost: the sum of all steps' means, plus the mean of the
+      workers' residuals, equals the sum of the mean gradients, as with `AllGather`.
 
     Example:
       >>> exchange = fg.TwoStage(fg.Sign(), workers=2)
@@ -116,7 +117,7 @@ def _within(row: jax.Array, sent: jax.Array) -> jax.Array:
 
 class Half(NamedTuple):
     vectors: Vectors  # the mean of this worker's shard; second stage: all shards, [w, size]
-    sent: Vectors  # this worker's rows, decoded by their owners; () in the second stage
+    sent: Vectors  # this worker's rows as their owners decode them; () in the second stage
     state: PyTree
     stats: Stats
 

@@ -297,24 +297,13 @@ def redsync(
 class ScaleComRule:
     chunk: int
     dense: tuple[str, ...] = ()
-    transform: Codec = Identity()
-    exact: bool = False
 
     def __call__(self, name: str, like: Like) -> Codec:
-        if math.prod(like.shape) <= self.chunk or any(word in name for word in self.dense):
-            return Identity()
-        selector = TopK(fraction=1 / self.chunk) if self.exact else ChunkTopK(self.chunk)
-        return chain(self.transform, selector)
+        keep = math.prod(like.shape) <= self.chunk or any(word in name for word in self.dense)
+        return Identity() if keep else ChunkTopK(self.chunk)
 
 
-def scalecom(
-    chunk: int = 100,
-    beta: float = 1.0,
-    *,
-    dense: tuple[str, ...] = (),
-    transform: Codec = Identity(),
-    exact: bool = False,
-) -> Recipe:
+def scalecom(chunk: int = 100, beta: float = 1.0, *, dense: tuple[str, ...] = ()) -> Recipe:
     """Method: the workers take turns to choose the positions of the values that all workers send.
 
     In step t, worker i has the gradient g_i and the residual m_i. The leader is worker t mod w:
@@ -326,20 +315,16 @@ def scalecom(
       chunk: number of values per chunk, of which the leader chooses the largest.
       beta: weight of a step's error in the residual; use 0.1 for large batches, else 1.
       dense: words in the paths of leaves that are not compressed; in the paper, the first layer.
-      transform: a linear transform before the selection, for example `Fft(block=64)`.
-      exact: True to select the k largest values of the whole leaf instead.
 
     Wire: n / chunk · (32 + log2(chunk)) bits for n values, in all-reduces.
 
     Differs from the paper: leaves no longer than a chunk are not compressed. All leaves have
-      one chunk; in the paper, layers with more operations per value have shorter chunks. The paper
-      has no transforms and no exact selection.
+      one chunk; in the paper, layers with more operations per value have shorter chunks.
 
     References:
       Chen et al., NeurIPS 2020, arXiv:2104.11125.
     """
-    rule = ScaleComRule(chunk, dense, transform, exact)
-    return Recipe(LeaderTopK(rule), ErrorFeedback(beta=beta))
+    return Recipe(LeaderTopK(ScaleComRule(chunk, dense)), ErrorFeedback(beta=beta))
 
 
 def sign_sgd() -> Recipe:

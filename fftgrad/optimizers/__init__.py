@@ -4,16 +4,13 @@ May import everything but `tools`.
 """
 
 from fftgrad.optimizers._diloco import diloco, sparse_loco
-from fftgrad.optimizers._feedback import feedback_adam, feedback_muon, feedback_sgd, muon_dimensions
-from fftgrad.optimizers._fragments import fragment
+from fftgrad.optimizers._feedback import feedback_adam, feedback_muon, muon_dimensions
 from fftgrad.optimizers._sharded import gather_parameters, sharded
 
 __all__ = [
     "diloco",
     "feedback_adam",
     "feedback_muon",
-    "feedback_sgd",
-    "fragment",
     "gather_parameters",
     "muon_dimensions",
     "sharded",

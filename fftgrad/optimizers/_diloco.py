@@ -67,10 +67,11 @@ def diloco(
 
     *Streaming.* With P fragments, the workers exchange one fragment every H/P steps: a P-th of the
     rows of every leaf. The whole model never travels at once. With an overlap of τ steps, the
-    exchange runs during the next inner step, which updates `anchor`. The parameters change only τ
-    inner steps after they were sent: θ ← α θ + (1 - α) θ̄. So the worker keeps a share α of its
-    progress. If also `fragments=sync_every`, every step exchanges the same number of
-    bytes, outside of `lax.cond`. XLA can then overlap the exchange with the backward pass.
+    exchange runs during the next inner step, and its result updates `anchor` in that step. The
+    worker mixes the anchor into its parameters τ inner steps after they were sent, and keeps a
+    share α of its own progress: θ ← α θ + (1 - α) θ̄. If also `fragments=sync_every`, every step
+    exchanges the same number of bytes, outside of `lax.cond`. XLA can then overlap the exchange
+    with the backward pass.
 
         outer = optax.sgd(1.0)
         fg.optimizers.diloco(adamw, outer, 30, fragments=30, overlap_steps=1, mixing=0.5)
@@ -101,8 +102,9 @@ def diloco(
       allow_masked: True if leaves may be masked, as for `compressed_pmean`.
       axis_name: the axis, or axes, of the workers.
 
-    Wire: `fg.wire_bytes(exchange, fg.optimizers.fragment(params, P))` in one of H/P steps, within a
-      `lax.cond` unless P = H. Other steps send nothing.
+    Wire: the bytes of `exchange` for one fragment in every (H/P)-th step, within a `lax.cond`
+      unless P = H. Other steps send nothing. A fragment has ceil(rows / P) rows of each leaf, along
+      the first axis of at least P rows, or else along the longest axis.
 
     Claims: `state.anchor` has the same bits on all workers. If a worker's gradient or inner update
       is not finite, that worker skips the inner step: its parameters and inner state stay

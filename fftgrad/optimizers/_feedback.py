@@ -1,4 +1,4 @@
-"""Adam, SGD and Muon on compressed gradients with error feedback."""
+"""Adam and Muon on compressed gradients with error feedback."""
 
 import math
 import re
@@ -27,10 +27,10 @@ FILLED = AllGather(Budget(ratio=100))  # fills a byte budget: 100x fewer bytes t
 
 
 class FeedbackState(NamedTuple):
-    """State of `feedback_adam`, `feedback_muon` and `feedback_sgd`."""
+    """State of `feedback_adam` and `feedback_muon`."""
 
     pmean: CompressedPmeanState  # counts bad steps in `skipped`
-    inner: optax.OptState  # state of Adam, Muon or SGD, equal on all workers
+    inner: optax.OptState  # state of Adam or Muon, equal on all workers
 
 
 def feedback_adam(
@@ -100,7 +100,7 @@ def feedback_adam(
         state = adam.update(updates, state, params)[1]
         average = optax.tree.bias_correction(state.mu, b1, state.count)
         square = optax.tree.bias_correction(state.nu, b2, state.count)
-        led = _led(lead, updates, average)
+        led = jax.tree.map(lambda g, m: lead * g + (1 - lead) * m, updates, average)
         return jax.tree.map(lambda u, v: u / (v**0.5 + eps), led, square), state
 
     return behind_feedback(
@@ -109,67 +109,6 @@ def feedback_adam(
         optax.GradientTransformation(adam.init, update),
         *(learning_rate, weight_decay, mask),
     )
-
-
-def feedback_sgd(
-    learning_rate: optax.ScalarOrSchedule,
-    momentum: float = 0.9,
-    exchange: Exchange | Recipe = FILLED,
-    memory: Memory | None = None,
-    *,
-    lead: float = 0.5,
-    bucketing: Bucketing | None = None,
-    non_finite: NonFinite = "skip",
-    axis_name: AxisName = "data",
-) -> optax.GradientTransformationExtraArgs:
-    """Optimizer: SGD on a compressed mean with error feedback, plus a share of the new gradient.
-
-    SGD with momentum m applies each gradient 1 / (1 - m) times in total. The update keeps this
-    factor, so you can keep a learning rate that was tuned for `optax.sgd`. With g the new mean
-    gradient and m̄ the average of the mean gradients with decay m,
-
-        u = (lead g + (1 - lead) m̄) / (1 - m).
-
-    With lead = 0 it is SGD with momentum. `feedback_adam` explains why the update includes g. Its
-    claims hold here too.
-
-    Args:
-      learning_rate: as for `optax.sgd(learning_rate, momentum)`, a number or an optax schedule.
-      momentum: m, as for `optax.sgd`.
-      exchange: as for `feedback_adam`.
-      memory: as for `feedback_adam`.
-      lead: share of the new gradient in the update, as for `feedback_adam`.
-      bucketing: as for `feedback_adam`.
-      non_finite: as for `feedback_adam`.
-      axis_name: the axis of the workers.
-
-    Wire: bytes of the exchange.
-
-    Example:
-      >>> tx = fg.optimizers.feedback_sgd(learning_rate=0.05, momentum=0.9, axis_name="data")
-
-    References:
-      Stich et al., NeurIPS 2018, arXiv:1809.07599. Ma and Yarats, ICLR 2019, arXiv:1810.06801
-      (QHM).
-    """
-    check_numbers("feedback_sgd", "[0, 1)", "use 0.9, or 0.0 for none.", momentum=momentum)
-    check_numbers("feedback_sgd", "[0, 1]", "use 0.5, or 0.0 for momentum alone.", lead=lead)
-    ema = optax.ema(momentum, debias=False)
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        average, state = ema.update(updates, state, params)
-        return optax.tree.scale(1 / (1 - momentum), _led(lead, updates, average)), state
-
-    return behind_feedback(
-        "feedback_sgd",
-        (exchange, memory, bucketing, non_finite, axis_name),
-        optax.GradientTransformation(ema.init, update),
-        learning_rate,
-    )
-
-
-def _led(lead: float, new: Any, average: Any) -> Any:
-    return jax.tree.map(lambda g, m: lead * g + (1 - lead) * m, new, average)
 
 
 def check_numbers(owner: str, interval: str, remedy: str, **numbers: Any) -> None:
@@ -184,8 +123,8 @@ def behind_feedback(
     mean: tuple[Exchange | Recipe, Memory | None, Bucketing | None, NonFinite, AxisName],
     direction: optax.GradientTransformation,
     learning_rate: optax.ScalarOrSchedule,
-    weight_decay: float = 0.0,
-    mask: Any = None,
+    weight_decay: float,
+    mask: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Chain a compressed mean and an optimizer. A bad step updates neither."""
     exchange, memory, bucketing, non_finite, axis_name = mean
@@ -274,8 +213,8 @@ def feedback_muon(
       non_finite: as for `feedback_adam`.
       axis_name: the axis of the workers.
 
-    Wire: bytes of the exchange. `share_axis` adds one all-gather, to which each of its w workers
-      passes 2/w bytes for each value of a matrix, which is rounded to bfloat16.
+    Wire: bytes of the exchange. `share_axis` adds one all-gather of the matrices in bfloat16: each
+      of the w workers along this axis contributes 2/w bytes per value.
 
     Raises:
       ValueError: while tracing, if a gradient is sharded over a model axis, because Muon needs the

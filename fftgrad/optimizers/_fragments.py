@@ -15,29 +15,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._contracts import PyTree
-from fftgrad._values import check_count
-
-
-def fragment(params: PyTree, fragments: int) -> PyTree:
-    """Function: compute the shapes of one fragment, which `diloco` exchanges at a time.
-
-    Args:
-      params: the parameters, or their shapes.
-      fragments: number of fragments, as for `diloco`.
-
-    Returns:
-      A tree of `jax.ShapeDtypeStruct` with `ceil(rows / fragments)` rows of each leaf. Rows are
-      counted along the first axis with at least `fragments` entries, or else along the longest. A
-      leaf with fewer rows than fragments sends one row in each fragment, and some rows are sent
-      again as zeros. If most leaves are so small, use fewer fragments.
-
-    Example:
-      >>> part = fg.optimizers.fragment({"w": jnp.zeros((100, 8)), "b": jnp.zeros(8)}, 10)
-      >>> part["w"].shape, fg.wire_bytes(fg.AllReduce(), part)
-      ((10, 8), 324)
-    """
-    check_count("fragment(fragments)", fragments, "use 10.")
-    return jax.eval_shape(lambda tree: take(tree, jnp.int32(0), fragments), params)
 
 
 def take(tree: PyTree, number: jax.Array, fragments: int) -> PyTree:

@@ -54,14 +54,14 @@ def sharded(
     """Optimizer: each worker updates its shard of the parameters; all traffic is compressed.
 
     This is ZeRO-2: each of w workers stores 1/w of the inner optimizer's state. Worker i owns shard
-    i of each leaf, and keeps a float32 copy φ of it. Let θ be the parameters, equal on all workers,
-    and C the codec of the differences:
+    i of each leaf, and keeps a float32 copy φ of it (as φ - θ). Let θ be the parameters, equal on
+    all workers, and C the codec of the differences:
 
         g_i ← mean of the workers' compressed gradients of shard i,   φ ← φ + inner(g_i),
         θ ← θ + C(φ - θ)   on all workers.
 
     The next difference includes the error of C, so errors do not accumulate. Chain nothing after
-    this optimizer.
+    this optimizer, because its updates are already the compressed differences.
 
     The inner optimizer gets flat shards of shape (size, 1, ...), with as many axes as the leaf. So
     it must be elementwise, like Adam, SGD, Lion, schedules and weight decay. `init` tries four
@@ -89,9 +89,9 @@ def sharded(
     Returns:
       A transformation whose state is a `ShardedState`. It needs `params`, equal on all workers.
 
-    Wire: w buffers of n/w gradients and one of n/w differences, each with a header of 4 bytes. With
-      one codec for both: `fg.wire_bytes(fg.TwoStage(codec, workers), params,
-      fg.Bucketing("leaf"))`. If you pass `value`, an all-reduce adds 4 bytes.
+    Wire: for n values, w buffers with the gradient of n/w values and one with n/w differences, each
+      with a header of 4 bytes. With one codec for both: `fg.wire_bytes(fg.TwoStage(codec, workers),
+      params, fg.Bucketing("leaf"))`. If you pass `value`, an all-reduce adds 4 bytes.
 
     Claims: the parameters have the same bits on all workers. If a gradient or a mean is not finite,
       parameters and inner state stay unchanged, and `state.skipped` counts the step. The state fits

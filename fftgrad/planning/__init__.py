@@ -7,7 +7,6 @@ from fftgrad.planning._candidates import Candidate, candidates
 from fftgrad.planning._gradients import (
     Analysis,
     GradientLog,
-    LeafFigures,
     Rate,
     analyze,
     load_gradients,
@@ -21,7 +20,6 @@ __all__ = [
     "Analysis",
     "Candidate",
     "GradientLog",
-    "LeafFigures",
     "Link",
     "Plan",
     "PlanRow",

@@ -2,14 +2,10 @@
 
 import argparse
 import functools
-import os
-import pathlib
-import platform
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from importlib import metadata
 
 import jax
 import jax.numpy as jnp
@@ -198,26 +194,11 @@ CODECS: dict[str, fg.codecs.Codec] = {
     "budget": fg.Budget(ratio=100),
 }
 """One codec of each family, by a short name."""
-PACKAGES = ("jax", "jaxlib", "optax", "numpy")
 BENCH_LEGEND = """\
 pays below: between two workers over a faster link it takes longer than the bytes
 that it saves of float32."""
 CodecTimes = tuple[str, float, float, int]
 """Name, median seconds to compress and to decompress, and bytes of a payload."""
-
-
-def machine() -> str:
-    """Describe versions, devices and processor of this process."""
-    device, *_ = devices = jax.local_devices()
-    cpu = pathlib.Path("/proc/cpuinfo")
-    named = re.search(r"^model name\s*: (.*)$", cpu.read_text() if cpu.exists() else "", re.M)
-    processor = named[1] if named else platform.processor() or platform.machine()
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
-    return (
-        f"versions  python {platform.python_version()}, fftgrad {fg.__version__}, {versions}\n"
-        f"devices   {len(devices)} x {device.device_kind} ({device.platform})\n"
-        f"machine   {processor}, {os.cpu_count()} cores, {platform.platform()}"
-    )
 
 
 def time_codecs(
@@ -256,10 +237,9 @@ def show(values: int, rows: Sequence[CodecTimes]) -> str:
 
 
 def run_bench(args: argparse.Namespace) -> None:
-    """Print the machine and the codec times for each size; save the device's figures for plans."""
-    print(machine(), flush=True)
-    _devices.measure()
-    print(f"file      {_devices.kept()}, for fftgrad plan --device", flush=True)
+    """Save the device's figures for plans, and print the codec times for each size."""
+    found = _devices.measure()
+    print(f"{found.name}: {_devices.kept()}, for fftgrad plan --device", flush=True)
     for n in args.sizes:
         print(show(n, time_codecs(n, CODECS, args.seconds)), flush=True)
 

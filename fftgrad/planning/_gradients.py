@@ -135,8 +135,6 @@ KEPT = (0.1, 0.01, 0.001)
 """Shares of the coefficients that are kept. A complex coefficient counts as two."""
 SHARE = 0.01
 """Share of the values that count as large."""
-LEAVES = 12
-"""Number of leaves in the table, those with the most energy."""
 BASES: dict[str, fg.codecs.Codec] = {
     "none": fg.codecs.Identity(),
     "Dct 16": fg.Dct(block=16),
@@ -152,22 +150,6 @@ DENSE = (
     fg.Cast("bfloat16"),
 )
 """Codecs that send every value in a few bits."""
-
-
-class LeafFigures(NamedTuple):
-    """Figures of one leaf, or of all leaves with fewer than 4,096 values together.
-
-    Attributes:
-      name: path of the leaf.
-      values: number of values in one gradient.
-      energy: the leaf's share of the gradient's sum of squares, in [0, 1].
-      zeros: share of the values that are exactly zero.
-    """
-
-    name: str
-    values: int
-    energy: float
-    zeros: float
 
 
 class Rate(NamedTuple):
@@ -197,24 +179,20 @@ class Analysis(NamedTuple):
     Attributes:
       values: number of values in one gradient.
       sampled: number of values measured per step and worker: all, or blocks of 4,096.
-      zeros: share of the values that are exactly zero.
       dropped: for each basis, the relative errors of keeping the largest 10 %, 1 % and 0.1 % of the
         coefficients, where a complex coefficient counts as two.
       overlap: share of the positions of the largest 1 % that two workers have in common; 0.01 by
         chance, None for one worker.
       cosine: cosine of the gradients of two workers in one step; None for one worker.
-      leaves: figures of each leaf of 4,096 values or more, and of all smaller leaves together.
       rates: bytes and errors of codecs, highest ratio first, and by error within a ratio.
       recommendation: sentences, each with the figures that support it.
     """
 
     values: int
     sampled: int
-    zeros: float
     dropped: Mapping[str, Array]
     overlap: float | None
     cosine: float | None
-    leaves: tuple[LeafFigures, ...]
     rates: tuple[Rate, ...]
     recommendation: tuple[str, ...] = ()
 
@@ -259,7 +237,6 @@ def analyze(
     check(fine, "analyze(gradients)", rule, got, remedy)
     # Scale by a power of two, which is exact, so that squares neither overflow nor underflow.
     rows = np.ldexp(rows, -np.frexp(np.max(np.abs(rows)))[1])
-    squares = np.square(rows, dtype=np.float64)
     n = columns.size
     dropped = {
         name: _dropped(np.stack([np.asarray(_transformed(basis, row)) for row in rows]), n)
@@ -271,11 +248,9 @@ def analyze(
     found = Analysis(
         values=sum(sizes.values()),
         sampled=n,
-        zeros=float(np.mean(rows == 0)),
         dropped=dropped,
         overlap=float(np.mean([_overlap(own) for own in groups])) if groups else None,
         cosine=float(np.mean([_cosine(own) for own in groups])) if groups else None,
-        leaves=_leaves(rows, squares, sizes, columns),
         rates=_rates(rows, ratios, BASES[compact]),
     )
     return found._replace(recommendation=tuple(_sentences(found)))
@@ -334,21 +309,6 @@ def _cosine(rows: Array) -> float:
     unit = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
     count = len(rows)
     return float((np.sum(np.square(np.sum(unit, axis=0))) - count) / (count * (count - 1)))
-
-
-def _leaves(
-    rows: Array, squares: Array, sizes: Mapping[str, int], columns: Array
-) -> tuple[LeafFigures, ...]:
-    small = f"small leaves ({sum(size < BLOCK for size in sizes.values())})"
-    names = [small if size < BLOCK else name or "the array" for name, size in sizes.items()]
-    counts, found = np.asarray(list(sizes.values())), list[LeafFigures]()
-    of = np.searchsorted(np.cumsum(counts), columns, side="right")
-    for name in dict.fromkeys(names):
-        same = np.asarray([other == name for other in names])
-        if (own := same[of]).any():
-            energy, zeros = np.sum(squares[:, own]) / np.sum(squares), np.mean(rows[:, own] == 0)
-            found.append(LeafFigures(name, int(counts[same].sum()), float(energy), float(zeros)))
-    return tuple(found)
 
 
 def _rates(rows: Array, ratios: Sequence[float], basis: fg.codecs.Codec) -> tuple[Rate, ...]:
@@ -420,29 +380,15 @@ def _sentences(found: Analysis) -> Iterator[str]:
             f"noise of one worker's batch: two workers' gradients have a cosine of "
             f"{found.cosine:.3f}."
         )
-    for leaf in sorted(found.leaves, key=lambda leaf: -leaf.energy)[:5]:
-        share = leaf.values / found.values
-        if share <= 0.01 and leaf.energy >= 10 * share:
-            yield (
-                f"Leave dense, by a rule: {leaf.name}, with {share:.2%} of the values and "
-                f"{leaf.energy:.1%} of the energy."
-            )
-    if found.zeros >= 0.2:
-        yield (
-            f"{found.zeros:.0%} of the values are exactly zero: a selector sends nothing for them, "
-            "a few-bit codec sends them all."
-        )
 
 
 def show(found: Analysis) -> str:
     """Format all tables and the recommendation."""
-    about = f"{found.values:,} values, {found.sampled:,} of them measured; zeros {found.zeros:.1%}"
+    about = f"{found.values:,} values, {found.sampled:,} of them measured"
     if found.overlap is not None:
         about += f"; two workers share {found.overlap:.1%} of the places of their largest 1 %"
         about += f", and their gradients have a cosine of {found.cosine:.3f}"
-    leaves = sorted(found.leaves, key=lambda leaf: -leaf.energy)[:LEAVES]
     bases = [(name, *(f"{e:.3f}" for e in errors)) for name, errors in found.dropped.items()]
-    shares = [(x.name, f"{x.values:,}", f"{x.energy:.1%}", f"{x.zeros:.0%}") for x in leaves]
     codecs = [
         (repr(rate.codec), f"{rate.ratio:g}", f"{rate.bits:.3g}", f"{rate.error:.3f}")
         for rate in found.rates
@@ -451,8 +397,6 @@ def show(found: Analysis) -> str:
     said = [
         f"{about}.\n\nRelative error of keeping the largest coefficients, in each basis",
         table(("basis", *kept), bases),
-        "\nLeaves, the most energy first",
-        table(("leaf", "values", "energy", "zeros"), shares),
         "\nCodecs: bits a value, and the relative error",
         table(("codec", "times fewer", "bits", "error"), codecs),
         "",

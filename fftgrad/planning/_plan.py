@@ -188,8 +188,9 @@ def plan(
     """Function: predict which exchange, compressed or dense, reaches dense's loss first.
 
     The time per step includes backward pass and optimizer, codecs on the training device, and
-    collectives over the links. Rows are ranked by seconds per step times steps to dense's loss.
-    docs/plan.md explains the ranking, docs/results/predictions.md the model and its errors.
+    collectives over the links. Each exchange is a row. Rows are ranked by seconds per step times
+    steps to dense's loss. docs/plan.md explains the ranking, docs/results/predictions.md the model
+    and its errors.
 
     Args:
       params: the parameters, or their shapes.
@@ -207,7 +208,8 @@ def plan(
       algorithm: algorithm of the collectives: "ring", "tree", or the "fastest" for each.
       rows: candidates to compare instead of the default ones; at least one must be dense.
       device: the device that will train: "h100", "a100", "l40s", "v5e", a file that `fftgrad bench`
-        wrote, or "this" one, which is measured once. Equal calls give equal plans.
+        wrote, or "this" one, which is measured once and kept in a file, so that equal calls give
+        equal plans.
       measure: True to time the default rows here too, which takes minutes and the model's memory.
       tell: function that is called with the name of each row before it is timed, such as `print`.
 

@@ -39,13 +39,13 @@ class Link:
 
     `fg.planning.measure_link` measures both for a mesh. If you set them yourself, use the bandwidth
     that a collective reaches. TCP reaches 94 to 96 % of the line rate of Ethernet, 99 % with
-    packets of 9,001 bytes. Many connections over a short queue, and links of 40 Gbit/s and more,
-    reach much less (docs/results/others.md).
+    packets of 9,001 bytes. Many connections through a switch with a short queue reach much less,
+    and so does one connection over 40 Gbit/s and more (docs/results/others.md).
 
     Args:
       bandwidth: bytes per second in each direction, or a text: "1gbit", "100 Mbit/s", "25GB/s".
-      latency: seconds per round of a collective of short messages, or a text: "100us", "2ms". With
-        gloo it is two to three times the delay of the link.
+      latency: seconds that a short message takes in a collective, or a text: "100us", "2ms". With
+        gloo it is two to three times the one-way delay of the link.
       shares: kinds of collectives that reach only a share of `bandwidth`: (("all-to-all", 0.6),).
 
     Example:

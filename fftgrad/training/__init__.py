@@ -10,7 +10,6 @@ from fftgrad.training._state import init_state, state_specs
 from fftgrad.training._value_and_grad import value_and_grad
 from fftgrad.training._wrappers import (
     clip_by_local_norm,
-    delay,
     local_state,
     multi_steps,
     trainable,
@@ -21,7 +20,6 @@ __all__ = [
     "clip_by_local_norm",
     "compressed_pmean",
     "data_parallel",
-    "delay",
     "init_state",
     "local_state",
     "metrics",

@@ -69,7 +69,7 @@ ONE_VOTE = (
     "leave it out, or use a method that averages gradients",
 )
 MISTYPED = frozenset({"weights", "sample_weight", "sample_weights"})
-IN_THE_LOSS = "use fg.value_and_grad(has_weight=True), whose plain mean is the weighted one"
+IN_THE_LOSS = "in the loss, divide the sum by jax.lax.pmean(weight, axis_name)"
 
 
 def weighted(

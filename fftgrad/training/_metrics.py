@@ -21,8 +21,8 @@ def metrics(opt_state: PyTree, *, axis_name: AxisName | None = None) -> dict[str
     Use it with any logger: `wandb.log(fg.metrics(opt_state))`. The keys are:
 
         step          number of updates; of outer steps with `diloco`
-        skipped       number of these updates in which a value was not finite; `diloco` counts bad
-                      inner steps in its `state.skipped` instead
+        skipped       number of these updates in which a value was not finite; for bad inner steps
+                      of `diloco`, see its `state.skipped`
         overflow      number of values that no codec could represent, of all workers and good steps
         residual      √(Σ_i ||e_i||² / w), where e_i is the residual of worker i, or the whole state
                       of its memory if no field is called `residual`; 0.0 without memory
@@ -35,8 +35,8 @@ def metrics(opt_state: PyTree, *, axis_name: AxisName | None = None) -> dict[str
         as in `nnx.state`. If there are several states, as under `optax.partition`, each key begins
         with the path of its state. Outside `shard_map`, pass the global state, and call `metrics`
         in all processes, because each process holds the residuals of its own workers.
-      axis_name: the axis, or axes, of the workers, if you call `metrics` inside `shard_map`. An
-        all-reduce of 4 bytes for each residual then combines the residuals of all workers.
+      axis_name: the axis, or axes, of the workers, if you call `metrics` inside `shard_map`. The
+        workers then sum ||e_i||² by an all-reduce of 4 bytes for each key with a residual.
 
     Returns:
       A dict of arrays, scalars. For the bytes of a step, see `fg.wire_bytes`.

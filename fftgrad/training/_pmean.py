@@ -23,8 +23,8 @@ NonFinite = Literal["propagate", "skip"]
 class CompressedPmeanState(NamedTuple):
     """State of `compressed_pmean`.
 
-    `overflow` stops at 2^31 - 1. After 2^31 - 1, `step` and `skipped` continue at about 2^30, not
-    at zero, so that schedules do not restart.
+    `overflow` stops at 2^31 - 1. `step` and `skipped` go on from 2^31 - 1 to about 2^30, not to
+    zero, so that schedules do not restart.
 
     Attributes:
       step: number of updates, int32, equal on all workers.
@@ -75,7 +75,8 @@ def compressed_pmean(
 
     `update` runs inside `jax.shard_map` (with `check_vma` True or False), `jax.pmap`, or
     `jax.vmap(axis_name=...)`. Take gradients by `fg.value_and_grad`, and the state by
-    `fg.init_state`. Wrap a transformation before it that has a state in `fg.training.local_state`.
+    `fg.init_state`. If a transformation with a state must come before it, wrap that one in
+    `fg.training.local_state`.
 
     Args:
       exchange: the collective and its codec, such as `AllGather(codec)`; or a method such as
@@ -84,8 +85,9 @@ def compressed_pmean(
         recipe, or `NoMemory()` for an exchange.
       axis_name: the axis, or tuple of axes, to average over. If a parameter is sharded over other
         mesh axes, each of its shards is exchanged separately.
-      bucketing: the parts that are compressed separately, and the buckets that parts share. The
-        default is that of the recipe or exchange: usually, all leaves are one vector.
+      bucketing: which leaves are compressed together, as one vector, and which vectors travel in
+        one collective. The default is that of the recipe or exchange, usually one vector of all
+        leaves.
       allow_masked: True if another transformation averages the leaves that `optax.masked` or
         `optax.partition` hides from this one. Otherwise masked leaves raise an error.
       non_finite: the mean of a bad step: "propagate" returns a non-finite mean, "skip" zeros.
@@ -116,7 +118,7 @@ def compressed_pmean(
       allowed. A step is bad if a value is not finite, or if the mean exceeds the range of a leaf's
       dtype. A bad step does not change the states of memory and exchange, in any bucket. All
       workers decide alike. With `check_vma=True` JAX checks that the state is sharded over the
-      workers. A state whose rows are in another order is not detected.
+      workers. It does not notice if a restored state has its workers in another order.
 
     Raises:
       ValueError: while tracing, if the axis is not bound, `weight` is not a scalar, a gradient is
@@ -245,9 +247,8 @@ def travel(
         run = lambda x, state, comm: mean(x, state, comm.step)  # noqa: E731
     outs: list[Averaged] = []
     for i, (bucket, state) in enumerate(zip(buckets, states, strict=True)):
-        # Buckets run in sequence, because XLA would otherwise schedule all collectives at the
-        # end, without overlap. A NaN in one bucket propagates to later buckets. XLA cannot drop
-        # this dependency.
+        # XLA would schedule the collectives of independent buckets at the end, without overlap. So
+        # make each bucket depend on the one before it, by a NaN that XLA cannot rule out.
         if outs:
             bucket = _finite.nan_unless(jnp.asarray(outs[-1].stats.finite), bucket)
         out = run(bucket, state, comm.fold(i))

@@ -196,21 +196,21 @@ def init_state(
     state: `lambda params: TrainState.create(apply_fn=apply, params=params, tx=tx)`.
 
     Args:
-      tx: an optax transformation that contains `compressed_pmean`, or a function that takes the
-        parameters and returns a state that contains the state of `compressed_pmean`.
+      tx: an optax transformation that contains `compressed_pmean` or an optimizer of ours; or a
+        function that takes the parameters and returns a state that contains the state of one.
       params: the parameters, as global arrays, or as arrays on the host or devices of each process.
         All processes must pass equal values; JAX raises an error if they differ.
       mesh: the mesh of the training step, with axes of type Auto or Explicit.
       axis_name: the axis, or axes, of the workers.
-      param_specs: the same value as for `data_parallel`. Without it, a step sees whole parameters.
-        A state leaf with the path and shape of a parameter then has the parameter's sharding over
+      param_specs: the same value as for `data_parallel`. Without it, a step sees whole parameters,
+        and a state leaf with the path and shape of a parameter has the parameter's sharding over
         the other mesh axes.
 
     Returns:
       The state, as global arrays.
 
     Raises:
-      ValueError: if the state does not contain the state of `compressed_pmean`, if the mesh lacks
+      ValueError: if the state does not contain such a state, if the mesh lacks
         the axis, or if a parameter is sharded over the axis.
 
     Example:
@@ -232,7 +232,7 @@ def init_state(
         warnings.warn(
             "init_state(tx): must not chain a momentum behind error feedback, got one, which "
             "delays each gradient twice and raised the final loss of PowerSGD with Adam by 11 %; "
-            "use fg.optimizers.feedback_adam, feedback_muon or feedback_sgd for both. Ignore this "
+            "use fg.optimizers.feedback_adam or feedback_muon for both. Ignore this "
             "warning if b1=0.0.",
             UserWarning,
             stacklevel=2,

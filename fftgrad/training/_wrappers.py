@@ -1,4 +1,4 @@
-"""Transformations beside `compressed_pmean`: delay, clipping, freezing, accumulation."""
+"""Transformations beside `compressed_pmean`: clipping, freezing, accumulation."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -60,47 +60,6 @@ def local_state(tx: optax.GradientTransformation) -> optax.GradientTransformatio
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def delay() -> optax.GradientTransformationExtraArgs:
-    """Transformation: return the gradients of the previous step; zeros in the first step.
-
-    Put it before `compressed_pmean`. The exchange of a step then does not depend on the gradients
-    of this step. So a compiler with asynchronous collectives can overlap the exchange with the
-    forward and backward pass; XLA for a CPU has none. The same gradients give the same updates, one
-    step later, except that an exchange uses the random keys of the later step and has averaged
-    zeros in the first step. The state stores one more float32 gradient.
-
-    Returns:
-      An `optax.GradientTransformationExtraArgs` whose state is a `PerWorker`.
-
-    Raises:
-      ValueError: while tracing, if `update` gets a `weight`: it belongs to another gradient.
-
-    Example:
-      >>> tx = fg.training.delay()
-      >>> first, state = tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
-      >>> second, state = tx.update(jnp.zeros(2), state)
-      >>> first.tolist(), second.tolist()
-      ([0.0, 0.0], [1.0, 1.0])
-
-    References:
-      Stich and Karimireddy, JMLR 21, 2020, arXiv:1909.05350.
-    """
-
-    def init(params: optax.Params) -> PerWorker:
-        zeros = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
-        return add_worker_axis(zeros)
-
-    def update(
-        updates: optax.Updates, state: Any, params: PyTree | None = None, **extra: Any
-    ) -> tuple[optax.Updates, PerWorker]:
-        del params
-        refuse_weight("delay", extra.get("weight"), "the gradient is that of the previous step")
-        late = jax.tree.map(lambda old, g: old.astype(g.dtype), drop_worker_axis(state), updates)
-        return late, add_worker_axis(jax.tree.map(lambda g: g.astype(jnp.float32), updates))
-
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
 def clip_by_local_norm(max_norm: float) -> optax.GradientTransformation:
     """Transformation: clip the norm of each worker's own gradient at max_norm.
 
@@ -117,7 +76,8 @@ def clip_by_local_norm(max_norm: float) -> optax.GradientTransformation:
 
     Claims: finite gradients of any size are clipped; non-finite values stay non-finite.
 
-    Differs from the paper: DGC divides the bound by √w. Pass max_norm / √w for the same effect.
+    Differs from the paper: DGC bounds the sum of the workers' gradients, so it divides the bound
+      by √w. Pass max_norm / √w for the same effect.
 
     Example:
       >>> clip = fg.training.clip_by_local_norm(1.0)
@@ -207,7 +167,7 @@ def trainable(
         moves, state = run(_trained(own, updates), state, inside, **extra)
 
         def whole(keep: bool, grad: PyTree, move: PyTree) -> PyTree:
-            # Make new zeros, because JAX may type the gradient as varying.
+            # `zeros_like` would keep the gradient's type, which may vary over the workers.
             return move if keep else jax.tree.map(lambda g: jnp.zeros(g.shape, g.dtype), grad)
 
         return jax.tree.map(whole, own, updates, moves), state
@@ -249,7 +209,9 @@ class MultiStepsState(NamedTuple):
     inner: PyTree
 
 
-def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientTransformation:
+def multi_steps(
+    tx: optax.GradientTransformation, every: int
+) -> optax.GradientTransformationExtraArgs:
     """Transformation: apply a transformation every k steps, to the mean of k gradients.
 
     Each worker averages k of its own gradients, and the workers exchange only these averages, once
@@ -262,8 +224,8 @@ def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientT
       every: k, the number of gradients per update.
 
     Returns:
-      An `optax.GradientTransformation` whose state is a `MultiStepsState`, which `fg.state_specs`
-      shards.
+      An `optax.GradientTransformationExtraArgs` whose state is a `MultiStepsState`, which
+      `fg.state_specs` shards.
 
     Raises:
       ValueError: while tracing, if `update` gets a `weight`: each gradient has its own weight.
@@ -304,7 +266,7 @@ def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientT
 
         def wait(inner: PyTree) -> Any:
             like, *_ = jax.eval_shape(emit, inner)
-            # Zeros with the type of `emit`: a mean over the workers may vary along other axes.
+            # Both branches need one type. The mean may vary along axes other than the workers'.
             zeros = jax.tree.map(lambda a: _axes.vary_like(jnp.zeros(a.shape, a.dtype), a), like)
             return zeros, total, inner
 

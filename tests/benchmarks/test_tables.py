@@ -10,7 +10,6 @@ from processes import ROOT
 import fftgrad as fg
 from fftgrad.planning._plan import ACCEPTED
 
-pytest.importorskip("matplotlib")
 BENCHMARKS = ROOT / "benchmarks"
 
 
@@ -89,9 +88,8 @@ STUDIES = {
 
 
 @pytest.mark.parametrize(("study", "file"), STUDIES.items(), ids=str)
-def test_a_study_shows_its_tables(imported, capsys, monkeypatch, study, file):
+def test_a_study_shows_its_tables(imported, capsys, study, file):
     module, path = imported("convergence"), BENCHMARKS / f"results/{file}.json"
-    monkeypatch.setattr(module, "save", lambda *_: None)
     module.main([study, "--show"])
     shown = capsys.readouterr().out.partition("\nof ")[0]
     assert shown.strip() == module.STUDIES[study].tables(json.loads(path.read_text()))

@@ -22,6 +22,10 @@ def both_ways(codec, x):
     return payload, fg.decompress(codec, payload, x)
 
 
+def of_bytes(size, n=300):
+    return fg.Budget(ratio=4 * n / (size + 0.5))
+
+
 # The code
 
 
@@ -137,7 +141,7 @@ VECTORS = {
 @pytest.mark.parametrize("size", [20, 31, 160])
 def test_every_bit_is_that_of_the_oracle(size):
     for vector, x in VECTORS.items():
-        payload, back = both_ways(fg.Budget(bytes=size), x)
+        payload, back = both_ways(of_bytes(size), x)
         step, head, words, decoded = oracle(vector, size)
         assert float(payload.main[0]) == step, vector
         assert int(payload.side.head[0]) == head, vector
@@ -201,12 +205,6 @@ def test_words_are_counted_across_columns_as_one_after_the_other():
         np.testing.assert_array_equal(*both(SEARCHED[name].astype(np.float32)), err_msg=name)
 
 
-def test_a_share_of_it_has_a_share_of_the_bytes():
-    assert fg.Budget(bytes=403).shard(4) == fg.Budget(bytes=100)
-    assert fg.Budget(bytes=40).shard(4) == fg.Budget(bytes=20)
-    assert fg.Budget(ratio=9).shard(4) == fg.Budget(ratio=9)
-
-
 @pytest.mark.parametrize(
     ("ratio", "n", "size"), [(1000, 5, 24), (3.01, 24, 32)], ids=["least", "whole words"]
 )
@@ -218,12 +216,12 @@ def test_a_step_at_the_end_of_float32_decodes_to_what_that_holds():
     """A level stands for more than its step: for the largest step there is nothing more."""
     most = np.finfo(np.float32).max
     x = (most * np.random.default_rng(0).uniform(-1, 1, 300)).astype(np.float32)
-    assert np.abs(both_ways(fg.Budget(bytes=31), x)[1]).max() == most
+    assert np.abs(both_ways(of_bytes(31), x)[1]).max() == most
 
 
 @pytest.mark.parametrize("n", [1, 7, 40, 997])
 def test_what_a_worker_takes_for_sent_is_what_the_others_decode(n):
-    codec = fg.Budget(bytes=40)
+    codec = fg.Budget(ratio=20)
 
     @jax.jit
     def both(x):

@@ -310,12 +310,3 @@ def test_what_stays_behind_is_counted_of_the_leader_alone():
 
     found = [count.tolist() for count in everywhere("vmap", counts, 4)(rows)]
     assert found == [[120 - 12] * 4, [0] * 4]
-
-
-def test_equal_rules_are_made_for_the_same_parts():
-    def rule():
-        return fg.SmallDense(fg.TopK(fraction=0.1))
-
-    schedule = fg.Scheduled({0: fg.AllGather(rule()), 10: fg.exchanges.LeaderTopK(rule())})
-    assert schedule.scope == rule().scope
-    assert hash(schedule.scope) == hash(rule().scope)

@@ -65,13 +65,6 @@ ORACLES = {
         lambda: o.FeedbackMuon(0.1, 0.1, 0.3),
         1e-3,
     ),
-    "feedback_sgd": (
-        fg.optimizers.feedback_sgd(
-            0.1, 0.8, fg.AllGather(fg.TopK(0.1)), fg.ErrorFeedback(decay=0.5)
-        ),
-        lambda: o.FeedbackSgd(0.1, 0.8, 0.1, 0.5, decay=0.5),
-        1e-5,
-    ),
     "scale_by_dion": (m.scale_by_dion(rank=2, decay=0.9), lambda: o.Dion(2, 0.9), 1e-3),
     "eden": (m.eden(bits=2, block=64), lambda: o.Eden(64), 1e-3),
     "fft_sparsification": (m.fft_sparsification(), lambda: o.FftSparsification(), 2.0**-7),
@@ -117,11 +110,6 @@ ORACLES = {
         1e-5,
     ),
     "scalecom": (m.scalecom(10, beta=0.3), lambda: o.ScaleCom(10, 0.3), 1e-5),
-    "scalecom frequencies": (
-        m.scalecom(10, transform=fg.Fft(block=16), exact=True),
-        lambda: o.ScaleCom(10, 1.0, block=16),
-        1e-5,
-    ),
     "sign_sgd": (m.sign_sgd(), lambda: o.SignSgd(), 1e-5),
     "terngrad": (m.terngrad(dense=("last",)), lambda: o.TernGrad(2.5, ("last",)), 1e-5),
     "terngrad summed": (m.terngrad(workers=4), lambda: o.TernGrad(2.5, shared=True), 1e-5),

@@ -59,27 +59,12 @@ def largest(lead, late, b=0.9):
     return low
 
 
-@pytest.mark.parametrize(("late", "lead"), [(0, 0.0), (0, 0.5), (1, 0.0), (1, 0.5), (1, 1.0)])
-def test_a_lead_trains_as_far_as_the_theory_says(late, lead):
-    """On half the square of x, a thousand steps."""
-
-    @jax.jit
-    def end(rate):
-        sgd = fg.optimizers.feedback_sgd(rate / 10, 0.9, DENSE, lead=lead, axis_name=AXIS)
-        tx = optax.chain(*[fg.training.delay()] * late, sgd)
-        update, x = of_workers(tx), jnp.ones((2, 1))
-        start = jax.vmap(tx.init)(x)
-
-        def step(at, _):
-            x, state = at
-            moves, state = update(x, state)
-            return (x + moves, state), None
-
-        return jax.lax.scan(step, (x, start), length=1000)[0][0]
-
-    edge = largest(lead, late)
-    assert np.abs(end(0.95 * edge)).max() < 0.1
-    assert not np.abs(end(1.05 * edge)).max() <= 1
+@pytest.mark.parametrize(
+    ("late", "lead", "edge"),
+    [(0, 0.0, 38), (1, 0.0, 1.0), (1, 0.3, 2.5), (1, 0.5, 1.8), (1, 1.0, 1.0)],
+)
+def test_a_lead_allows_the_rates_of_the_docs(late, lead, edge):
+    assert largest(lead, late) == pytest.approx(edge, rel=0.03)
 
 
 # Muon
@@ -176,10 +161,10 @@ def test_workers_that_share_the_matrices_move_as_those_that_make_all():
     np.testing.assert_array_equal(shared["embed"], whole["embed"])
 
 
-@pytest.mark.parametrize("name", ["feedback_adam", "feedback_muon", "feedback_sgd"])
+@pytest.mark.parametrize("name", WHOLE)
 def test_numbers_may_be_injected(name):
     """As into optax's own optimizers, and so may the decay of weights, which begins at zero."""
-    make, like = getattr(fg.optimizers, name), np.ones((3, 2), np.float32)
+    make, like = WHOLE[name], np.ones((3, 2), np.float32)
     plain = make(0.1, exchange=DENSE, axis_name=AXIS)
     tx = optax.inject_hyperparams(make)(0.1, exchange=DENSE, axis_name=AXIS)
     one, other, params = started(plain, like), started(tx, like), both(like)
@@ -328,10 +313,10 @@ def test_an_exchange_with_a_memory_of_its_own_gets_no_other():
     assert not jax.tree.leaves(state.pmean.memory)
 
 
-@pytest.mark.parametrize("name", ["feedback_adam", "feedback_muon", "feedback_sgd"])
+@pytest.mark.parametrize("name", WHOLE)
 def test_zeros_single_values_and_prime_lengths_at_the_defaults(name):
     """Zeros move nothing; ones move what is sent of them downwards, and nothing upwards."""
-    tx = getattr(fg.optimizers, name)(0.1)
+    tx = WHOLE[name](0.1)
     like = zeros({"one": (1,), "dot": (1, 1), "prime": (7,)})
     moves, _ = run(tx, jax.tree.map(lambda a: np.stack([both(a), both(a + 1)]), like))
     for move in jax.tree.leaves(moves):

@@ -12,7 +12,6 @@ WORKERS, DENSE = 4, fg.AllGather(fg.TopK(1.0))
 MAKE = {
     "feedback_adam": lambda: fg.optimizers.feedback_adam(0.1, DENSE, axis_name=AXIS),
     "feedback_muon": lambda: fg.optimizers.feedback_muon(0.1, DENSE, axis_name=AXIS),
-    "feedback_sgd": lambda: fg.optimizers.feedback_sgd(0.1, 0.9, DENSE, axis_name=AXIS),
     "scale_by_one_bit_adam": lambda: fg.methods.scale_by_one_bit_adam(5, WORKERS, axis_name=AXIS),
     "scale_by_dion": lambda: fg.methods.scale_by_dion(rank=2, dense=("b",), axis_name=AXIS),
 }

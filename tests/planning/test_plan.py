@@ -255,13 +255,6 @@ def test_mistakes_are_answered_before_anything_is_timed(monkeypatch, make, error
         make()
 
 
-def test_a_momentum_of_sgd_has_its_place_in_the_line():
-    mine = functools.partial(fg.optimizers.feedback_sgd, momentum=0.5)
-    row = fg.planning.Candidate("mine", fg.methods.top_k(0.1), optimizer=mine)
-    made = eval(row.code("data"), {"fg": fg, "learning_rate": 0.1})
-    assert jax.eval_shape(made.init, np.zeros(9, np.float32))[1] is not None
-
-
 def none(rows):
     """As if no row took anything here."""
     return {row.name: fg.planning.Timing(0.0, 0.0) for row in rows}

@@ -176,7 +176,6 @@ def one_bit_adam(warm_up_steps):
 OPTIMIZERS = {
     "feedback_adam": fg.optimizers.feedback_adam(0.1, **SHOWN),
     "feedback_muon": fg.optimizers.feedback_muon(0.1, **SHOWN),
-    "feedback_sgd": fg.optimizers.feedback_sgd(0.1, 0.9, **SHOWN),
     "one_bit_adam in warm-up": one_bit_adam(5),
     "one_bit_adam after warm-up": one_bit_adam(1),
 }

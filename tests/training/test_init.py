@@ -231,7 +231,6 @@ WITH_LIKES_OF_PARAMS = {
     # A shard of a parameter has not its shape.
     **{name: METHODS[name](AXIS) for name in METHODS if name != "sharded"},
     "multi_steps": transformation(),
-    "delay": optax.chain(fg.training.delay(), COMPRESSED),
     "trainable": fg.trainable(optax.chain(COMPRESSED, optax.adam(1)), {"up": True, "down": False}),
     "no memory, factors": fg.compressed_pmean(fg.PowerSgd(1), axis_name=AXIS, track_error=True),
 }

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere, mesh_of, train_step, zeros
 
 import fftgrad as fg
+from fftgrad.optimizers import _fragments
 
 LIKE = {"w": jax.ShapeDtypeStruct((10, 11), "float32"), "b": jax.ShapeDtypeStruct((7,), "float32")}
 SPARSE = fg.AllGather(fg.TopK(fraction=0.1))
@@ -62,7 +63,7 @@ def test_counts_and_the_norm_of_the_residual():
 
 def test_a_counter_stays_at_the_largest_int32():
     """And a number that tells a bad step from a good one still changes."""
-    codec = fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125)
+    codec = fg.RangeFloat(bits=8, mantissa=3, limits=(-2.0, 2.0))
     tx = pmean(fg.AllGather(codec), bucketing=fg.Bucketing("leaf", 160))
     init, update = train_step(tx, WORKERS, like=LIKE)
     far = {name: np.full((WORKERS, *leaf.shape), 1e9, np.float32) for name, leaf in LIKE.items()}
@@ -192,7 +193,7 @@ def test_bytes_are_those_of_a_meeting(fragments):
     tx = fg.optimizers.diloco(*parts, fragments=fragments, axis_name=AXIS)
     rows = of_step(0)
     state = jax.eval_shape(jax.vmap(tx.init), rows)
-    part = fg.optimizers.fragment(LIKE, fragments)
+    part = jax.eval_shape(lambda tree: _fragments.take(tree, np.int32(0), fragments), LIKE)
     program = everywhere("shard_map unchecked", tx.update, WORKERS)
     audited = fg.audit(program.lower(rows, state, rows).compile())
     assert fg.wire_bytes(SPARSE, part) == sum(c.bytes for c in audited)

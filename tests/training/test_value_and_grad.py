@@ -34,7 +34,12 @@ def loss(params, x, y):
 
 
 def token_loss(params, x, y, mask):
-    return jnp.sum(errors(params, x, y) * mask), jnp.sum(mask)
+    """Divided by the mean weight over the workers, as where a transformation refuses a weight."""
+    return jnp.sum(errors(params, x, y) * mask) / jax.lax.pmean(jnp.sum(mask), AXIS)
+
+
+def whole_loss(params, x, y, mask):
+    return jnp.sum(errors(params, x, y) * mask) / jnp.sum(mask)
 
 
 def on_workers(mode, function, params, *batch):
@@ -85,24 +90,9 @@ def test_the_mean_is_the_gradient_of_the_global_loss(mode):
     ("mode", "dtype"), [*zip(MODES, ["bool", "int32", "float32", "bfloat16"], strict=True)]
 )
 def test_with_weights_it_is_the_global_sum_over_the_global_weight(mode, dtype):
-    """Which may depend on the parameters; what is besides the loss passes."""
-
-    def weighted(params, x, y, mask):
-        total, weight = token_loss(params, x, y, mask)
-        kept = jax.nn.sigmoid(x @ params["net"][0]["w"][:, 0])
-        total, weight = total + jnp.sum(errors(params, x, y) * kept), weight + jnp.sum(kept)
-        return (total, weight), {"x": x, "seen": jnp.sum(mask)}
-
-    def whole(params, *batch):
-        (total, weight), _ = weighted(params, *map(flat, batch))
-        return total / weight
-
     mask = MASK.astype(dtype)
-    grad = fg.value_and_grad(weighted, AXIS, has_weight=True, has_aux=True)
-    (value, aux), grads = on_workers(mode, grad, PARAMS, X, Y, mask)
-    assert_mean_is((value, grads), exact(whole, PARAMS, X, Y, mask))
-    np.testing.assert_array_equal(aux["x"], X)
-    np.testing.assert_array_equal(np.asarray(aux["seen"]).astype(int), MASK.sum(1))
+    found = on_workers(mode, fg.value_and_grad(token_loss, AXIS), PARAMS, X, Y, mask)
+    assert_mean_is(found, exact(whole_loss, PARAMS, *map(flat, (X, Y, mask))))
 
 
 @pytest.mark.parametrize(
@@ -143,17 +133,12 @@ def test_statistics_over_the_axis_are_differentiated(mode):
 
 def test_two_axes_act_as_one():
     def step(params, *batch):
-        grad = fg.value_and_grad(token_loss, AXES, has_weight=True)
-        return jax.lax.pmean(grad(params, *batch), AXES)
+        return jax.lax.pmean(fg.value_and_grad(loss, AXES)(params, *batch), AXES)
 
-    specs = (P(), P(AXES), P(AXES), P(AXES))
+    specs = (P(), P(AXES), P(AXES))
     run = jax.shard_map(step, mesh=grid(2, 4), in_specs=specs, out_specs=P())
-    run, batch = jax.jit(run), (flat(X), flat(Y), flat(MASK))
-    value, _ = run(PARAMS, *batch)
-    total, weight = jax.device_get(jax.jit(token_loss)(PARAMS, *batch))
-    np.testing.assert_allclose(value, total / weight, rtol=1e-5)
-    value, _ = run(PARAMS, *batch[:2], np.zeros_like(batch[2]))
-    assert np.isnan(value), "a step without any weight is not hidden"
+    value, _ = jax.jit(run)(PARAMS, flat(X), flat(Y))
+    np.testing.assert_allclose(value, exact(loss, PARAMS, flat(X), flat(Y))[0], rtol=1e-5)
 
 
 def mean_loss(params, x, y):
@@ -175,25 +160,6 @@ def test_a_loss_of_all_workers_is_refused_where_jax_tracks_it(mode):
         else:
             expected = exact(loss, PARAMS, flat(X), flat(Y))
             assert_mean_is(on_workers(mode, grad, PARAMS, X, Y), expected)
-
-
-@pytest.mark.parametrize("which", ["sum", "weight"])
-def test_a_sum_or_weight_of_all_workers_is_refused(which):
-    def already(*args):
-        total, weight = token_loss(*args)
-        if which == "sum":
-            return jax.lax.psum(total, AXIS), weight
-        return total, jax.lax.psum(weight, AXIS)
-
-    grad = fg.value_and_grad(already, AXIS, has_weight=True)
-    with pytest.raises(ValueError, match=rf"loss, its {which}\).*before jax\.lax\.pmean or psum"):
-        on_workers("shard_map", grad, PARAMS, X, Y, MASK)
-
-
-def test_a_loss_without_a_weight_is_answered_with_the_remedy():
-    grad = fg.value_and_grad(loss, AXIS, has_weight=True)
-    with pytest.raises(TypeError, match=r"return \(sum, weight\)"):
-        on_workers("vmap", grad, PARAMS, X, Y)
 
 
 def test_outside_the_axis_it_says_where_it_belongs():

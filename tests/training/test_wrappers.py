@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 from cases import CODECS, gradients
-from parallel import AXIS, assert_close, everywhere, train_step, zeros
+from parallel import AXIS, assert_close, train_step, zeros
 
 import fftgrad as fg
 
@@ -58,39 +58,6 @@ def in_wrappers():
 @pytest.mark.parametrize("make", [in_chain, in_wrappers], ids=lambda make: make.__name__)
 def test_it_is_as_without_the_wrapper(make, check_vma):
     assert_close(run(make(), check_vma=check_vma)[0], plain())
-
-
-@CHECKED
-def test_delayed_it_is_a_step_late(check_vma):
-    delayed = optax.chain(fg.training.delay(), compressed(), optax.sgd(0.1))
-    updates, _ = run(delayed, check_vma=check_vma)
-    assert all(np.all(leaf == 0) for leaf in updates[0].values())
-    assert_close(updates[1:], plain()[:3])
-
-
-@CHECKED
-@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16", "float32")], ids=str)
-def test_a_delayed_gradient_keeps_its_bits_and_the_state_its_dtype(dtypes, check_vma):
-    """Also where parameters and gradients have different dtypes, so that a step can be scanned."""
-    of_params, of_grads = dtypes
-    rows = {name: np.zeros((4, *leaf.shape), of_params) for name, leaf in LIKE.items()}
-    grads = [jax.tree.map(lambda g: g.astype(of_grads), one) for one in GRADS[:2]]
-    run = everywhere(
-        "shard_map" if check_vma else "shard_map unchecked", fg.training.delay().update, 4
-    )
-    start = jax.jit(jax.vmap(fg.training.delay().init))(rows)
-    _, state = run(grads[0], start)
-    assert jax.tree.map(lambda a: a.dtype, state) == jax.tree.map(lambda a: a.dtype, start)
-    late, _ = run(grads[1], state)
-    assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype, late, grads[0]))
-    assert jax.tree.all(jax.tree.map(np.array_equal, late, grads[0]))
-
-
-def test_delayed_no_collective_waits_for_the_gradient():
-    """Nothing that is sent depends on this step's gradients, nor they on what is received."""
-    tx = optax.chain(fg.training.delay(), compressed(), optax.sgd(0.1))
-    assert reads_gradient(tx, "w") == [False]
-    assert reads_gradient(in_chain(), "w") == [True]
 
 
 @pytest.mark.parametrize("reverse", [False, True])
