@@ -93,14 +93,3 @@ def test_a_study_shows_its_tables(imported, capsys, study, file):
     module.main([study, "--show"])
     shown = capsys.readouterr().out.partition("\nof ")[0]
     assert shown.strip() == module.STUDIES[study].tables(json.loads(path.read_text()))
-
-
-def test_a_figure_is_the_same_file_when_it_is_drawn_again(imported):
-    style = imported("_style")
-
-    def drawn():
-        figure = style.figure(2.0)
-        figure.subplots().plot([0, 1], [0, 1], color=style.INK)
-        return style.svg(figure)
-
-    assert drawn() == drawn()
