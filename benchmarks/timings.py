@@ -4,10 +4,15 @@ Each is timed as one of so many workers, at a few sizes: `fftgrad/planning/timin
 a plan answers at once. Nothing else may run meanwhile.
 
     python benchmarks/timings.py
+
+With --check it prints how much longer each row of the table took than reading and writing the bytes
+of its compiled program would. That is the error of plans for accelerators, whose codec times follow
+from bytes and kernels alone.
 """
 
 import dataclasses
 import datetime
+import json
 import math
 import os
 import pathlib
@@ -106,6 +111,18 @@ def counted(
     return first.tolist(), whole.tolist()
 
 
+def check() -> None:
+    """Print how much longer each row took than its bytes at the rate of a copy."""
+    table = json.loads(TABLE.read_text())
+    values, workers = SIZES[-1]
+    rate = 8 * (1 << 22) / table["copy_seconds"]
+    rows = {row.name: row for row in fg.planning.candidates(squares(values), workers)}
+    for known in table["rows"]:
+        _, (moved, _) = counted(rows[known["name"]], values, workers, jax.devices()[0])
+        took = sum(known["points"][-1][2:])
+        print(f"{known['name']:30} {took * rate / moved:.2f}", flush=True)
+
+
 def processor() -> str:
     """Its name."""
     known = pathlib.Path("/proc/cpuinfo")
@@ -119,9 +136,13 @@ def main() -> None:
         __doc__,
         "codecs",
         seconds=(1.0, "to time each row"),
+        check=(False, "compare the table with the bytes of compiled programs"),
     )
     parser.set_defaults(out=TABLE)
     args = parser.parse_args()
+    if args.check:
+        check()
+        return
     points: dict[str, list[list[float]]] = {}
     for values, workers in SIZES[:1] if args.smoke else SIZES:
         found = fg.planning.candidates(squares(values), workers)
