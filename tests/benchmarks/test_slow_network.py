@@ -67,17 +67,26 @@ def interfaces():
 
 # Namespaces
 
-TRANSFER = """
+TALK = """
 import socket, sys, time
-size = 1_000_000
+turns, size = 5, 1_000_000
 if sys.argv[1] == "send":
     with socket.create_connection((sys.argv[2], 5000)) as link:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(turns):
+            start = time.perf_counter()
+            link.sendall(b"x")
+            link.recv(1)
+            print(time.perf_counter() - start)
         link.sendall(bytes(size))
         link.recv(1)
 else:
     with socket.create_server((sys.argv[2], 5000)) as server:
         print("ready", flush=True)
         link, _ = server.accept()
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(turns):
+            link.sendall(link.recv(1))
         start, got = time.perf_counter(), 0
         while got < size:
             got += len(link.recv(1 << 16))
@@ -86,48 +95,39 @@ else:
 """
 
 
+def told(cluster, worker, *command):
+    """What a command of a worker prints."""
+    here = cluster.command(worker, list(command))
+    return subprocess.run(here, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def talk(cluster):
+    """Seconds of the shortest turn of two workers, and of a transfer of 8 Mbit."""
+    command = [sys.executable, "-c", TALK]
+    there = cluster.command(0, [*command, "receive", cluster.address(0)])
+    with subprocess.Popen(there, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "ready\n"
+        turns = told(cluster, 1, *command, "send", cluster.address(0)).split()
+        return min(map(float, turns)), float(other.stdout.read())
+
+
+def has_rate(seconds, rate):
+    """Whether the transfer took as long as it does, but for a bucket of a millisecond."""
+    return 0.9 * 8e6 / rate < seconds + 0.002 < 10 * 8e6 / rate
+
+
 @limited
 def test_a_link_has_its_rate_and_its_bytes_are_counted(imported):
-    network = imported("network")
-    with network.namespaces(2) as cluster:
+    """And the name of a worker's host is its address."""
+    with imported("network").namespaces(2) as cluster:
         cluster.limit("200mbit")
-        command = [sys.executable, "-c", TRANSFER]
-        receive = cluster.command(0, [*command, "receive", cluster.address(0)])
-        send = cluster.command(1, [*command, "send", cluster.address(0)])
-        with subprocess.Popen(receive, stdout=subprocess.PIPE, text=True) as receiver:
-            assert receiver.stdout.readline() == "ready\n"
-            subprocess.run(send, check=True)
-            seconds = float(receiver.stdout.read())
-        counters = subprocess.run(
-            cluster.command(1, ["cat", "/proc/self/net/dev"]),
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-    # One bucket of a millisecond goes through at once.
-    assert 0.9 * 8e6 / 200e6 < seconds + 0.002 < 10 * 8e6 / 200e6
+        _, seconds = talk(cluster)
+        counters = told(cluster, 1, "cat", "/proc/self/net/dev")
+        assert told(cluster, 0, "hostname").strip() == cluster.address(0) == ADDRESS
+    assert has_rate(seconds, 200e6)
     sent, packets = re.search(r"eth0: +(?:\d+ +){8}(\d+) +(\d+)", counters).groups()
     assert int(sent) == pytest.approx(1e6 + 66 * int(packets), rel=0.01)
-
-
-ECHO = """
-import socket, sys, time
-if sys.argv[1] == "ask":
-    with socket.create_connection((sys.argv[2], 5000)) as link:
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for _ in range(5):
-            start = time.perf_counter()
-            link.sendall(b"x")
-            link.recv(1)
-            print(time.perf_counter() - start)
-else:
-    with socket.create_server((sys.argv[2], 5000)) as server:
-        print("ready", flush=True)
-        link, _ = server.accept()
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while letter := link.recv(1):
-            link.sendall(letter)
-"""
+    assert os.uname().nodename != ADDRESS
 
 
 @limited
@@ -135,28 +135,10 @@ else:
 def test_a_packet_has_its_delay_and_a_delayed_link_its_rate(imported):
     with imported("network").namespaces(2, "4ms") as cluster:
         cluster.limit("50mbit")
-        seconds = {}
-        for program, ask, answer in ((ECHO, "ask", "answer"), (TRANSFER, "send", "receive")):
-            command = [sys.executable, "-c", program]
-            there = cluster.command(0, [*command, answer, cluster.address(0)])
-            here = cluster.command(1, [*command, ask, cluster.address(0)])
-            with subprocess.Popen(there, stdout=subprocess.PIPE, text=True) as other:
-                assert other.stdout.readline() == "ready\n"
-                own = subprocess.run(here, check=True, stdout=subprocess.PIPE, text=True).stdout
-                seconds[ask] = list(map(float, (own + other.stdout.read()).split()))
-    assert 0.008 <= min(seconds["ask"]) < 0.08  # there and back
-    assert 0.9 * 8e6 / 50e6 < seconds["send"][0] + 0.002 < 10 * 8e6 / 50e6
+        turn, seconds = talk(cluster)
+    assert 0.008 <= turn < 0.08  # there and back
+    assert has_rate(seconds, 50e6)
     assert not processes_with(f"{cluster.hub}:port0")
-
-
-@limited
-def test_a_host_name_is_an_address(imported):
-    with imported("network").namespaces(1) as cluster:
-        name = subprocess.run(
-            cluster.command(0, ["hostname"]), capture_output=True, text=True, check=True
-        ).stdout.strip()
-        assert name == cluster.address(0) == ADDRESS
-    assert os.uname().nodename != ADDRESS
 
 
 HOLD = """

@@ -27,13 +27,6 @@ def test_a_smoke_run_writes_its_results(tmp_path):
     assert (run["task"], run["steps"], run["seed"]) == ("photographs", 4, 0)
 
 
-def test_a_loss_is_reached_between_two_assessments(imported):
-    reached = imported("tables").reached
-    curve = [[50, 3.0], [100, 2.0], [150, 2.2], [200, 1.0]]
-    found = [reached(curve, loss) for loss in (2.5, 2.0, 1.6, 3.5, 0.9)]
-    assert found == [75, 100, 175, 50, None]
-
-
 @pytest.mark.parametrize(
     "name",
     [

@@ -80,17 +80,6 @@ def test_a_table_that_is_not_the_results_is_replaced(imported, monkeypatch, tmp_
     assert not capsys.readouterr().out
 
 
-def test_a_table_of_exchanges_compares_with_bfloat16(imported):
-    exchange = imported("exchange")
-    records = json.loads((BENCHMARKS / "results/exchange/cpu.json").read_text())["rows"]
-    found = rows(exchange.markdown(records))
-    assert found["bfloat16, two stages"][-2:] == ["1.0", "1.0"]
-    assert found["gather top-k 1 %"][-2:] == ["24.1", "3.0"]
-    assert found["hierarchical, slow links"][-2:] == ["", ""]
-    few = [record for record in records if record["workers"] < 8]
-    assert rows(exchange.markdown(few))["dense"] == ["4,194.3", "6,291.5"]
-
-
 STUDIES = {
     "ends": "convergence/ends",
     "seconds": "convergence/seconds",
@@ -104,8 +93,3 @@ def test_a_study_shows_its_tables(imported, capsys, study, file):
     module.main([study, "--show"])
     shown = capsys.readouterr().out.partition("\nof ")[0]
     assert shown.strip() == module.STUDIES[study].tables(json.loads(path.read_text()))
-
-
-def test_columns_can_be_left_out(imported):
-    table = "| a | b | c |\n|---|---|---|\n| 1 |  | 3 |"
-    assert imported("pages").without(table, "b") == "| a | c |\n|---|---|\n| 1 | 3 |"
