@@ -1,4 +1,4 @@
-"""What the benchmarks share around their results: command line, result file, tables and figures."""
+"""What the benchmarks share around their results: command line, result file and tables."""
 
 import argparse
 import json
@@ -9,21 +9,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
-
-if TYPE_CHECKING:  # the workers of a run over a network draw nothing
-    from matplotlib.figure import Figure
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
 SAVED = ROOT / "benchmarks/data/gradient.npy"
 """A gradient of `examples/train_lm.py`, half-way through a dense run."""
-FIGURES = ROOT / "docs/figures"
-POINTS = 20
-"""The most points that a result file keeps of a curve."""
 
 
 def folder_at(text: str) -> pathlib.Path:
@@ -101,44 +95,8 @@ def short(content: Any) -> Any:
     return [short(value) for value in content] if isinstance(content, list | tuple) else content
 
 
-def few(losses: Sequence[float]) -> list[tuple[int, float]]:
-    """Steps and losses, after 1, 2, 5, 10, 20, 50 ... steps and after the last."""
-    steps = {1, len(losses)} if losses else set[int]()
-    scale = 1
-    while scale <= len(losses):
-        steps |= {scale, 2 * scale, 5 * scale}
-        scale *= 10
-    return [(step, losses[step - 1]) for step in sorted(steps) if step <= len(losses)]
-
-
-def thin(curve: Sequence[Any]) -> list[Any]:
-    """At most `POINTS` of the points of a curve, whose last coordinate is a metric.
-
-    The first and the last point stay, and the first that is as good as the last.
-    """
-    if len(curve) <= POINTS:
-        return list(curve)
-    end = curve[-1][-1]
-    rises = end > curve[0][-1]
-    good = next(i for i, p in enumerate(curve) if (p[-1] >= end if rises else p[-1] <= end))
-    evenly = {round(i * (len(curve) - 1) / (POINTS - 2)) for i in range(POINTS - 1)}
-    return [curve[i] for i in sorted(evenly | {good})]
-
-
-# Tables and figures
-
-
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Cells as a table in Markdown."""
     rule = "|---" * len(columns) + "|"
     lines = [f"| {' | '.join(map(str, row))} |" for row in (columns, *rows)]
     return "\n".join([lines[0].replace("|  |", "| |"), rule, *lines[1:]])
-
-
-def save(figure: "Figure", folder: pathlib.Path, name: str) -> None:
-    """Writes a figure beside its results; that of committed ones is where the docs show it."""
-    import _style  # only here: the workers of a run over a network draw nothing
-
-    shown = FIGURES / f"{name}.svg"
-    here = shown if folder.is_relative_to(RESULTS) and shown.exists() else folder / f"{name}.svg"
-    _style.write(figure, here)

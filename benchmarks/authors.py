@@ -10,7 +10,6 @@ of `benchmarks/others` say which repository it is; torch's own hook needs no che
 import argparse
 import importlib
 import json
-import operator
 import pathlib
 import re
 import subprocess
@@ -61,20 +60,12 @@ def version(module: Any, checkout: pathlib.Path | None) -> str:
 
 
 def cells(rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """The rows of a table: one for what was compared on several inputs, with the worst of it."""
-    same = operator.itemgetter("theirs", "ours", "unit", "differs")
-    groups: dict[Any, list[dict[str, Any]]] = {}
+    """The rows of a table."""
     for row in rows:
-        groups.setdefault(same(row), []).append(row)
-    for group in groups.values():
-        row = max(group, key=operator.itemgetter("difference"))
-        inputs = row["inputs"]
-        if len(group) > 1:
-            inputs = f"{len(group)} inputs; {inputs}"
         unit, found = row["unit"], row["difference"]
         number = f"{found:.2g}" if found >= 0.01 or not found else f"{found:.0e}"
         told = number if unit == "relative" else f"{number} {unit}"
-        yield row["theirs"], row["ours"], inputs, told, row["verdict"], row["differs"]
+        yield row["theirs"], row["ours"], row["inputs"], told, row["verdict"], row["differs"]
 
 
 def shown(record: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""How long a user waits before the first step: state, trace and compilation, by method and leaves.
+"""How long a user waits before the first step: state, trace and compilation, by method.
 
 Each row is a process of its own, without a cache of compiled programs: a training step of so many
 leaves, of the eight shapes of a transformer's block, on 8 devices of this machine, is made, traced
@@ -106,40 +106,34 @@ def loss(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     return sum((jnp.sum(leaf * x.sum()) for leaf in params.values()), jnp.zeros(()))
 
 
-def training_step(tx: Any, loss: Any, mesh: Any, specs: Any, is_local: bool) -> Any:
-    """A step of all workers; with local steps, each has its row of the parameters."""
-    own = P("data") if is_local else P()
+def seconds_of(name: str, leaves: int) -> dict[str, float]:
+    """What a new user waits for, in this process."""
+    params, tx, is_local = params_of(leaves), ROWS[name](), name in LOCAL
+    mesh = jax.make_mesh((WORKERS,), ("data",), axis_types=(AxisType.Auto,))
 
     def step(params: Any, state: Any, x: jax.Array) -> Any:
-        if is_local:
+        if is_local:  # each worker has its row of the parameters
             params = jax.tree.map(lambda leaf: leaf[0], params)
         _, grads = fg.value_and_grad(loss, axis_name="data")(params, x)
         updates, state = tx.update(grads, state, params)
         params = optax.apply_updates(params, updates)
         return jax.tree.map(lambda leaf: leaf[None], params) if is_local else params, state
 
-    spread = P("data")
-    return jax.shard_map(step, mesh=mesh, in_specs=(own, specs, spread), out_specs=(own, specs))
-
-
-def seconds_of(name: str, leaves: int) -> dict[str, float]:
-    """What a new user waits for, in this process."""
-    params, tx, is_local = params_of(leaves), ROWS[name](), name in LOCAL
-    mesh = jax.make_mesh((WORKERS,), ("data",), axis_types=(AxisType.Auto,))
     jax.block_until_ready(jax.jit(jnp.sin)(jnp.ones(4)))  # the start of the backend is no part
     marks = [time.perf_counter()]
     with warnings.catch_warnings(action="ignore"):  # a momentum behind feedback compiles as well
         state = jax.block_until_ready(fg.init_state(tx, params, mesh, "data"))
     marks.append(time.perf_counter())
-    train = jax.jit(training_step(tx, loss, mesh, fg.state_specs(state, "data"), is_local))
+    own, specs = P("data") if is_local else P(), fg.state_specs(state, "data")
+    ins, outs = (own, specs, P("data")), (own, specs)
+    train = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=ins, out_specs=outs))
     if is_local:
-        params = {name: jnp.stack([leaf] * WORKERS) for name, leaf in params.items()}
-    begun = time.perf_counter()
+        like = {name: (WORKERS, *leaf.shape) for name, leaf in params.items()}
+        params = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in like.items()}
     lowered = train.lower(params, state, jnp.ones((WORKERS, 4)))
-    marks.append(marks[-1] + time.perf_counter() - begun)
-    begun = time.perf_counter()
+    marks.append(time.perf_counter())
     lowered.compile()
-    marks.append(marks[-1] + time.perf_counter() - begun)
+    marks.append(time.perf_counter())
     each = itertools.pairwise(marks)
     return dict(zip(PARTS, (round(end - start, 3) for start, end in each), strict=True))
 
@@ -153,25 +147,22 @@ def measured(args: Any) -> list[dict[str, Any]]:
         "PJRT_NPROC": str(4 * WORKERS),
     }
     rows: list[dict[str, Any]] = []
-    for leaves in [8] if args.smoke else args.leaves:
-        for name in [name for name in ROWS if args.only in name][: 2 if args.smoke else None]:
-            command = [sys.executable, __file__, "--row", name, "--leaves", str(leaves)]
-            out = subprocess.run(command, env=alone, check=True, stdout=subprocess.PIPE, text=True)
-            rows.append({"row": name, "leaves": leaves, **json.loads(out.stdout.splitlines()[-1])})
-            print(*rows[-1].values(), flush=True)
+    leaves = 8 if args.smoke else args.leaves
+    for name in list(ROWS)[: 2 if args.smoke else None]:
+        command = [sys.executable, __file__, "--row", name, "--leaves", str(leaves)]
+        out = subprocess.run(command, env=alone, check=True, stdout=subprocess.PIPE, text=True)
+        rows.append({"row": name, "leaves": leaves, **json.loads(out.stdout.splitlines()[-1])})
+        print(*rows[-1].values(), flush=True)
     return rows
 
 
 def show(record: dict[str, Any]) -> str:
-    """The table of the documentation: seconds of the parts, and for more leaves all of them."""
-    few, *more = sorted({row["leaves"] for row in record["rows"]})
-    of = {(row["row"], row["leaves"]): row for row in record["rows"]}
-    columns = [f"{few} leaves", "state", "trace", "compile", "all", *(f"{n} leaves" for n in more)]
+    """The table of the documentation: seconds of the parts, and of all."""
     cells: list[list[str]] = []
-    for name in dict.fromkeys(row["row"] for row in record["rows"]):
-        parts = [of[name, few][part] for part in PARTS]
-        others = [sum(of[name, n][part] for part in PARTS) for n in more]
-        cells.append([name, *(f"{x:.1f}" for x in (*parts, sum(parts), *others))])
+    for row in record["rows"]:
+        parts = [row[part] for part in PARTS]
+        cells.append([row["row"], *(f"{x:.1f}" for x in (*parts, sum(parts)))])
+    columns = (f"{record['rows'][0]['leaves']} leaves", "state", "trace", "compile", "all")
     return _record.markdown(columns, cells)
 
 
@@ -180,13 +171,12 @@ def main() -> None:
     parser = _record.parser(
         __doc__,
         "compile",
-        leaves=([100], "leaves of the models"),
-        only=("", "rows whose name contains this"),
+        leaves=(100, "of the model"),
         row=("", "one row, in this process"),
     )
     args = parser.parse_args()
     if args.row:
-        print(json.dumps(seconds_of(args.row, args.leaves[0])))
+        print(json.dumps(seconds_of(args.row, args.leaves)))
     else:
         _record.write(args.out / "cpu.json", _record.head() | {"rows": measured(args)}, "rows")
 

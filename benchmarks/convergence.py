@@ -1,21 +1,85 @@
-"""Run a study of `studies.py`, and show its table and figures.
+"""Run a study, and show its table.
 
+A study is an entry of `STUDIES`: rows, tasks, steps, seeds, learning rates, and a table.
 The learning rate of a row is the best of a grid, on the first seed; the other seeds run at that
 rate. Results are written after each run, and runs whose results are there are not repeated.
 """
 
 import argparse
+import dataclasses
 import functools
 import json
 from collections.abc import Callable
 from typing import Any
 
-from _record import RESULTS, folder_at, head, save, write
+import tables
+from _record import RESULTS, folder_at, head, write
 from held_out import HELD_OUT
-from methods import Method
-from program import Program, run, score, simulated
-from studies import STUDIES
-from tasks import TASKS, Task
+from methods import BY_NAME, ENDS, FOUNDING, METHODS, Method
+from program import Program, run, score
+from tasks import TASKS, WORKERS, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """Rows, and how each is run and shown."""
+
+    file: str  # of the results; empty for one by the number of steps
+    rows: list[Method]  # what is trained with
+    tables: Callable[[dict[str, Any]], str]  # of the results, in Markdown
+    smoke: tuple[str, ...]  # the rows of a smoke run
+    tasks: tuple[str, ...] = ("lm",)  # names of what is trained
+    steps: int = 1000
+    seeds: int = 2
+    workers: int = WORKERS
+    # learning rates tried on the first seed, in units of the task's own
+    rates: tuple[float, ...] = (0.5, 1.0, 2.0)
+    inside: bool = False  # whether others are tried until the best has a neighbour on both sides
+    curve: bool = False  # whether held-out losses are kept by step
+
+
+STUDIES: dict[str, Study] = {
+    # Methods on a tuning task.
+    "methods": Study(
+        "",
+        METHODS,
+        functools.partial(tables.ends, methods=METHODS),
+        smoke=("dense", "PowerSGD rank 4"),
+        steps=200,
+    ),
+    # The loss at the end on held-out tasks. The rate of each row, dense too, is swept by factors of
+    # two until the best has a worse one on both sides. Dense is the better of Adam and Muon.
+    "ends": Study(
+        "ends",
+        ENDS,
+        tables.ends,
+        smoke=("dense, Adam", "100x, Muon, lead 0.5", "4 local steps of Muon, 25x"),
+        tasks=("photographs", "names", "nnx", "fine-tuning"),
+        inside=True,
+    ),
+    # The founding papers' codecs before Adam, as published, and before Muon.
+    "seeds": Study(
+        "seeds",
+        FOUNDING,
+        tables.founding,
+        smoke=("FFT 64, 30x, Muon, lead 0.3",),
+        tasks=("photographs", "names"),
+        rates=(2.0, 4.0),
+        inside=True,
+    ),
+    # How a model of 5.4 million parameters learns, by step; `slow_network.py` says how long a step
+    # takes over a link. No setting was chosen on this task.
+    "seconds": Study(
+        "seconds",
+        [BY_NAME[name] for name in tables.LARGE],
+        tables.seconds,
+        smoke=("dense, Adam", "two stages 25x, Muon, lead 0.3"),
+        tasks=("large",),
+        seeds=1,
+        workers=4,
+        curve=True,
+    ),
+}
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -28,7 +92,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--steps", type=int, help="optimizer steps of each run")
     add("--seeds", type=int, help="how many seeds")
     add("--rates", help="the learning rates tried, by comma, in units of the task's own")
-    add("--out", type=folder_at, help="folder for the results")
+    add("--out", type=folder_at, default=RESULTS / "convergence", help="folder for the results")
     add("--name", help="of the file written")
     add("--show", action="store_true", help="run nothing, show what is there")
     add("--smoke", action="store_true", help="a few steps of tiny models")
@@ -39,7 +103,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     args.rates = [float(rate) for rate in args.rates.split(",")] if args.rates else None
     args.steps = args.steps or (4 if args.smoke else study.steps)
     args.seeds = args.seeds or (1 if args.smoke else study.seeds)
-    args.out = args.out or RESULTS / study.folder
     args.name = args.name or study.file or f"steps-{args.steps}"
     return args
 
@@ -53,26 +116,17 @@ class Runner:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.study = args, STUDIES[args.study]
-        if not args.show:
-            self.mesh = simulated(self.study.workers)  # before JAX makes any array
         self.path = args.out / f"{args.name}.json"
         self.results: dict[str, Any] = {**head(), "workers": self.study.workers, "runs": []}
         if self.path.exists() and not args.smoke:
             self.results = json.loads(self.path.read_text())
 
-    def write(self) -> None:
-        """What there is so far."""
-        write(self.path, self.results)
-
     def train(self, task: Task, rows: list[Method]) -> None:
         """All rows on a task."""
         for method in rows:
             # Compiled when the first run needs it.
-            program = functools.cache(
-                functools.partial(
-                    Program, task, method, self.args.steps, self.mesh, self.study.devices
-                )
-            )
+            make = functools.partial(Program, task, method, self.study.workers)
+            program = functools.cache(make)
             rates = self.args.rates or self.study.rates
             if self.args.smoke:
                 rates = rates[:1]
@@ -88,12 +142,6 @@ class Runner:
             rate = min(tried, key=score)["rate"]
             for seed in range(self.args.seeds):
                 self.get(task, method, program, rate, seed)
-        if self.study.errors is not None:
-            known = self.results.setdefault("errors", {}).setdefault(task.name, {})
-            missing = [method for method in rows if method.name not in known]
-            for name, error in self.study.errors(task, missing, self.mesh):
-                known[name] = error
-                self.write()
 
     def get(
         self,
@@ -109,11 +157,10 @@ class Runner:
         for record in self.results["runs"]:
             if all(record.get(name) == value for name, value in key.items()):
                 return record
-        record = run(program(), rate, seed, self.study.curve)
+        record = run(program(), self.args.steps, rate, seed, self.study.curve)
         self.results["runs"].append(record)
-        self.write()
-        told = ("loss", "ratio", "ms_per_step")
-        print({**key, **{name: record[name] for name in told}}, flush=True)
+        write(self.path, self.results)
+        print({name: record[name] for name in (*key, "loss", "mean_ratio")}, flush=True)
         return record
 
 
@@ -130,12 +177,8 @@ def main(argv: list[str] | None = None) -> None:
     if not args.show:
         rows = [method for method in study.rows if chosen(method.name)]
         for name in args.tasks[: 1 if args.smoke else None]:
-            task = (TASKS | HELD_OUT)[name](args.smoke)
-            # Muon stands for Adam, and so does Adam with a lead.
-            runner.train(task, [row for row in rows if task.adam or not row.for_adam])
+            runner.train((TASKS | HELD_OUT)[name](args.smoke), rows)
     print(study.tables(runner.results))
-    for draw in study.figures:
-        save(draw(runner.results), args.out, draw.__name__)
     print(f"of {runner.path}")
 
 

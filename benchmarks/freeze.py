@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import methods
 from _record import ROOT
-from program import Program, run, simulated
+from program import Program, run
 from tasks import TASKS
 
 import fftgrad as fg
@@ -37,19 +37,11 @@ TIMED: dict[str, Callable[[], Any]] = {
 }
 
 
-def unsent(self: Program) -> tuple[float, float]:
-    """No bytes, which would be another program to compile."""
-    del self
-    return 1.0, 1.0
-
-
 def losses(only: str) -> dict[str, str]:
     """The bits of each method's loss after a few steps of a tiny model, in this process."""
-    mesh, task, found = simulated(WORKERS), TASKS["lm"](True), dict[str, str]()
-    Program.sent = unsent
-    for method in {m.name: m for m in (*methods.METHODS, *methods.ENDS) if only in m.name}.values():
-        program = Program(task, method, STEPS, mesh, devices=False)
-        end = run(program, 1.0, 0)
+    task, found = TASKS["lm"](True), dict[str, str]()
+    for method in (method for name, method in methods.BY_NAME.items() if only in name):
+        end = run(Program(task, method, WORKERS), STEPS, 1.0, 0)
         found[method.name] = float(end["loss"]).hex()
         jax.clear_caches()
     return found

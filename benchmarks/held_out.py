@@ -17,16 +17,13 @@ import numpy as np
 import optax
 from flax import nnx
 from tasks import (
-    WORKLOADS,
     Batch,
     Draw,
     Params,
     Task,
-    cosine,
     language_model,
     source_of,
     train_lm,
-    trained,
 )
 
 # Data
@@ -154,9 +151,18 @@ class FineTuning(Task):
         smoke = self.held_out[0][0].shape[1] < 32
         before = language_model("before", 8e-3, train_lm.corpus(), (48, 64, 3, 2), smoke)
         steps, rng = 2 if smoke else 600, np.random.default_rng(17)
-        rate: Any = cosine(before.rate, steps)
-        tx = optax.adam(rate, b2=0.99)
-        return trained(before, before.params(0), tx, steps, 32, rng)
+        tx = optax.adam(before.schedule(before.rate, steps), b2=0.99)
+
+        @jax.jit
+        def step(params: Params, state: Any, batch: Batch) -> tuple[Params, Any]:
+            updates, state = tx.update(jax.grad(before.loss)(params, batch), state)
+            return optax.apply_updates(params, updates), state
+
+        params = before.params(0)
+        state = tx.init(params)
+        for _ in range(steps):
+            params, state = step(params, state, before.draw(rng, 32))
+        return params
 
 
 # Tasks
@@ -165,7 +171,7 @@ class FineTuning(Task):
 def _photographs(smoke: bool) -> Task:
     draw, (images, levels) = photographs()
     test, batch = (images[:8], levels[:8]) if smoke else (images, levels), 2 if smoke else 8
-    return Task("photographs", Convolutions(4 if smoke else 24), True, 2e-3, batch, draw, (test,))
+    return Task("photographs", Convolutions(4 if smoke else 24), 2e-3, batch, draw, (test,))
 
 
 HELD_OUT: dict[str, Callable[[bool], Task]] = {
@@ -182,6 +188,5 @@ HELD_OUT: dict[str, Callable[[bool], Task]] = {
     "fine-tuning": lambda smoke: language_model(
         "fine-tuning", 5e-4, source_of("numpy", 100_000), (48, 64, 3, 2), smoke, kind=FineTuning
     ),
-    "large": WORKLOADS["large"],
 }
 """By name; smaller ones with `True`."""

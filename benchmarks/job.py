@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import sys
@@ -27,13 +26,10 @@ class Job:
     workers: int
     coordinator: str  # address and port of worker 0's service
     interface: str
-    workload: str
     method: str
     steps: int
     seed: int
     params: str  # file with the first parameters
-    target: float | None  # the held-out metric at which to stop, if it is reached before `steps`
-    assess_every: int  # steps between assessments; 0 for none
     folder: str  # where to write
     smoke: bool
 
@@ -75,19 +71,12 @@ class Framework(NamedTuple):
     # makes one step on the next batch, and returns the seconds of its phases
     step: Callable[[int], dict[str, float]]
     loss: Callable[[], float]  # the loss of this worker's batch in the last step
-    assess: Callable[[], float]  # the held-out metric of the present parameters
-    # the sum of a number over the workers, when all have come that far
-    agree: Callable[[float], float]
+    wait: Callable[[], None]  # until all workers have come that far
     facts: dict[str, Any]  # what else is to be noted
-    # steps to an exchange, between two of which nothing is assessed: the workers differ
-    every: int = 1
 
 
 def work(job: Job, prepare: Callable[[Job], Framework]) -> None:
-    """Trains to the end of the job, and writes a line for each step and each assessment.
-
-    The clock counts training only: compiling and assessing do not take from it.
-    """
+    """Trains to the end of the job, and writes a line for each step."""
     try:
         _fill_heap(job)
         path = pathlib.Path(job.folder) / f"worker{job.worker}.jsonl"
@@ -115,23 +104,11 @@ def _train(job: Job, framework: Framework, lines: TextIO) -> None:
         lines.write(json.dumps(record) + "\n")
 
     write(facts=framework.facts)
-    framework.agree(0.0)  # the clock starts when all are ready
-    # The workers differ between two exchanges.
-    period = framework.every * math.ceil(job.assess_every / framework.every)
-    clock, done = 0.0, False
+    framework.wait()  # the clock starts when all are ready
     for step in range(job.steps):
         before, start = traffic(job.interface), time.perf_counter()
         phases = framework.step(step)
         seconds = time.perf_counter() - start
         sent = [now - then for now, then in zip(traffic(job.interface), before, strict=True)]
-        clock += seconds
-        write(step=step, seconds=seconds, clock=clock, loss=framework.loss(), **phases, sent=sent)
-        if period and (step + 1) % period == 0:
-            own = framework.assess() if job.worker == 0 else 0.0
-            metric = framework.agree(own)
-            write(assessed=metric, after=step + 1, clock=clock)
-            if job.target is not None:
-                done = metric <= job.target
-        if done:
-            break
-    framework.agree(0.0)
+        write(step=step, seconds=seconds, loss=framework.loss(), **phases, sent=sent)
+    framework.wait()

@@ -25,7 +25,6 @@ import fftgrad as fg
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n\n)(?:(?!<!-- ).)*?(\n\n<!-- end -->)", re.DOTALL)
-LINKS = RESULTS / "slow_network"
 FAR = {
     "100 Mbit/s": "far-100mbit",
     "1 Gbit/s": "far-1gbit",
@@ -123,9 +122,7 @@ def without(table: str, *columns: str) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "choose": choices,
     "choose-short": lambda: without(choices(), "state"),
-    "lm-100mbit": lambda: links.target_table(LINKS, "lm-100mbit"),
-    "alexnet-1gbit": lambda: links.step_table(LINKS, "alexnet-1gbit"),
-    "four-links": lambda: links.links_table(LINKS, FAR),
+    "four-links": lambda: links.links_table(FAR),
     "seconds": lambda: tables.seconds(load("convergence/seconds")),
     "ends": lambda: tables.ends(load("convergence/ends")),
     "exchange": lambda: exchange.markdown(load("exchange/cpu")["rows"]),

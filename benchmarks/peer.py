@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from job import Framework, Job, work
-from tasks import WORKLOADS, Task
+from tasks import TASKS, Task
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -103,13 +103,12 @@ def prepare(job: Job) -> Framework:
         world_size=job.workers,
         timeout=datetime.timedelta(seconds=600),
     )
-    task = WORKLOADS[job.workload](job.smoke)
+    task = TASKS["large"](job.smoke)
     powersgd = job.method == "torch-powersgd"
     if powersgd:
         dist._DEFAULT_FIRST_BUCKET_BYTES = BUCKET_MB * 2**20
-    plain = twin(task, job.params)
     extra = {"bucket_cap_mb": BUCKET_MB} if powersgd else {}
-    model = DistributedDataParallel(plain, **extra)
+    model = DistributedDataParallel(twin(task, job.params), **extra)
     if powersgd:
         state = powerSGD_hook.PowerSGDState(
             process_group=None, matrix_approximation_rank=4, start_powerSGD_iter=2
@@ -131,7 +130,6 @@ def prepare(job: Job) -> Framework:
         return [torch.from_numpy(np.ascontiguousarray(x, np.int64)) for x in batch]
 
     def finish(rate: float) -> None:
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
@@ -141,18 +139,8 @@ def prepare(job: Job) -> Framework:
         finish(float(rates(number)))
         return {}
 
-    def agree(value: float) -> float:
-        total = torch.tensor([value], dtype=torch.float64)
-        dist.all_reduce(total)
-        return float(total)
-
-    def assess() -> float:
-        inputs, labels = tensors(task.held_out[0])
-        with torch.no_grad():
-            return float(loss(plain(inputs), labels))
-
-    facts = {"parameters": sum(p.numel() for p in plain.parameters())}
-    return Framework(step, lambda: float(held["loss"]), assess, agree, facts)
+    facts = {"parameters": sum(p.numel() for p in model.parameters())}
+    return Framework(step, lambda: float(held["loss"]), dist.barrier, facts)
 
 
 if __name__ == "__main__":

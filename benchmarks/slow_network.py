@@ -1,9 +1,8 @@
-"""Train over slow links, in real processes: what a step takes, and when a loss is reached.
+"""Train over slow links, in real processes: what a step takes.
 
 Each worker is a process in a network namespace of its own, and its link is limited in both
 directions. Methods run one after the other, from the same parameters on the same batches.
-The clock counts training alone: neither compiling nor assessing. Limits need root and iproute2;
-`--loopback` runs without them.
+The clock does not count compiling. Limits need root and iproute2; `--loopback` runs without them.
 """
 
 import argparse
@@ -24,11 +23,11 @@ import time
 from typing import Any
 
 import network as net
-from _record import ROOT, few, head, markdown, parser, thin
+from _record import ROOT, head, markdown, parser
 from _record import write as write_file
 from job import Job, save_params
 from methods import LINKS, PEERS
-from tasks import WORKLOADS
+from tasks import TASKS
 
 HERE = pathlib.Path(__file__).parent
 # Large arrays come and go in every step. The allocator would return each to the kernel, which
@@ -53,27 +52,16 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         rate=("1gbit", "of each link and direction, such as 100mbit"),
         delay=("", "of each packet, such as 0.5ms"),
         loopback=(False, "no namespaces, no limits"),
-        workload=("lm", "lm or large"),
-        method=("dense,fft-64", "names of LINKS in methods.py, in this order; or all"),
+        method=("dense,muon-100x", "names of LINKS in methods.py, in this order; or all"),
         steps=(10, "optimizer steps of a run"),
         warm=(2, "of them, first ones that step times leave out"),
         seed=(0, "of parameters and batches: another one for each turn"),
-        assess_every=(0, "steps between held-out assessments"),
-        until_dense=(0.0, "compressed runs go on until they are as good as their framework's dense "
-                     "run in the end, for at most so many times its steps"),
         name=("run", "of the file written"),
-        show=(False, "run nothing, print the tables of what is there"),
-    )  # fmt: skip
+    )
     args = out.parse_args(argv)
     if args.smoke:
         args.workers, args.steps, args.loopback = 2, 5, True
-        args.assess_every = 5
     return args
-
-
-def dense_of(method: str) -> str:
-    """The dense method of the same framework."""
-    return "torch" if method in PEERS else "dense"
 
 
 # Runs
@@ -93,12 +81,8 @@ class Run:
     )
 
     def having(self, key: str, worker: int = 0) -> list[dict[str, Any]]:
-        """A worker's lines with this key: "step", "assessed", or "facts", which is written once."""
+        """A worker's lines with this key: "step", or "facts", which is written once."""
         return [line for line in self.lines[worker] if key in line] if self.lines else []
-
-    def assessed(self) -> list[tuple[int, float, float]]:
-        """Steps, clock and metric of each assessment."""
-        return [(x["after"], x["clock"], x["assessed"]) for x in self.having("assessed")]
 
     def median(self, key: str, warm: int) -> float:
         """Of worker 0's steps once warm; of their means, where not every step has an exchange."""
@@ -138,8 +122,7 @@ class Run:
             "sent_packets": packets,
             "facts": self.having("facts")[0]["facts"] if self.having("facts") else {},
             "seconds": [round(step["seconds"], 4) for step in steps[0]],
-            "losses": few([round(loss, 4) for loss in losses]),
-            "assessed": thin(self.assessed()),
+            "losses": [round(loss, 4) for loss in losses],
         }
 
 
@@ -151,7 +134,7 @@ class Supervisor:
     network: net.Loopback | net.Namespaces
     folder: pathlib.Path
 
-    def start(self, run: Run, steps: int, target: float | None) -> "list[subprocess.Popen[bytes]]":
+    def start(self, run: Run) -> "list[subprocess.Popen[bytes]]":
         """One process for each worker."""
         args, (port,) = self.args, net.free_ports(1)
         script = HERE / ("peer.py" if run.method in PEERS else "worker.py")
@@ -162,13 +145,10 @@ class Supervisor:
                 workers=args.workers,
                 coordinator=f"{self.network.address(0)}:{port}",
                 interface=self.network.interface,
-                workload=args.workload,
                 method=run.method,
-                steps=steps,
+                steps=args.steps,
                 seed=args.seed,
                 params=str(self.folder / PARAMS),
-                target=target,
-                assess_every=args.assess_every,
                 folder=str(self.folder),
                 smoke=args.smoke,
             )
@@ -203,10 +183,10 @@ class Supervisor:
             "TF_CPP_MIN_LOG_LEVEL": "2",
         }
 
-    def watch(self, run: Run, steps: int, target: float | None) -> None:
+    def watch(self, run: Run) -> None:
         """The run, from beginning to end."""
         moved = (0, time.monotonic())
-        processes = self.start(run, steps, target)
+        processes = self.start(run)
         codes: dict[int, int] = {}
         try:
             while len(codes) < len(processes):
@@ -264,8 +244,6 @@ def plan(args: argparse.Namespace) -> list[Run]:
     """All runs, in order."""
     if args.delay and args.loopback:
         raise SystemExit("--delay: packets over loopback cannot be delayed; leave --loopback out")
-    if args.workload not in WORKLOADS:
-        raise SystemExit(f"--workload: must be one of {','.join(WORKLOADS)}, got {args.workload}")
     labels = {name: method.name for name, method in LINKS.items()} | PEERS
     names = list(labels) if args.method == "all" else args.method.split(",")
     unknown = [name for name in names if name not in labels]
@@ -277,37 +255,21 @@ def plan(args: argparse.Namespace) -> list[Run]:
     return [Run(name, labels[name], every.get(name, 1)) for name in names]
 
 
-def goal(run: Run, runs: list[Run], args: argparse.Namespace) -> tuple[int, float | None]:
-    """How many steps at most, and the metric at which to stop before."""
-    dense = dense_of(run.method)
-    if args.until_dense and run.method != dense:
-        for other in runs:
-            if other.method == dense and other.assessed():
-                return round(args.until_dense * args.steps), other.assessed()[-1][2]
-    return args.steps, None
-
-
-COLUMNS = ("", "steps", "loss", "held out", "s a step", "gradient", "MB sent", "")
+COLUMNS = ("", "steps", "loss", "s a step", "gradient", "MB sent", "")
 
 
 def shown(run: Run, args: argparse.Namespace) -> list[str]:
     """A row of what came of a run."""
-    steps, assessed = run.having("step"), run.assessed()
+    steps = run.having("step")
     loss = f"{steps[-1]['loss']:.3f}" if steps else ""
-    held_out = f"{assessed[-1][2]:.3f}" if assessed else ""
     times = [f"{run.median(key, args.warm):.2f}" for key in ("seconds", "compute_s")]
     sent = f"{run.sent(args)[0] / 1e6:.3f}"
-    return [run.label, str(len(steps)), loss, held_out, *times, sent, run.status]
+    return [run.label, str(len(steps)), loss, *times, sent, run.status]
 
 
 def main(argv: list[str] | None = None) -> None:
     """Everything, and what there is of it if it is interrupted."""
     args = parse_args(argv)
-    if args.show:
-        import links  # which draws
-
-        links.show(args.out)
-        return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as Ctrl-C: clean up, and write
     runs = plan(args)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -318,13 +280,13 @@ def main(argv: list[str] | None = None) -> None:
             namespaces = stack.enter_context(net.namespaces(args.workers, args.delay))
             namespaces.limit(args.rate)
             network = namespaces
-        params = WORKLOADS[args.workload](args.smoke).params(args.seed)
+        params = TASKS["large"](args.smoke).params(args.seed)
         save_params(params, str(folder / PARAMS))
         supervisor = Supervisor(args, network, folder)
         print(markdown(COLUMNS, ()), flush=True)
         for run in runs:
             try:
-                supervisor.watch(run, *goal(run, runs, args))
+                supervisor.watch(run)
             finally:
                 print(f"| {' | '.join(shown(run, args))} |", flush=True)
                 write(runs, args)
@@ -337,7 +299,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def write(runs: list[Run], args: argparse.Namespace) -> None:
     """What there is so far, as JSON."""
-    settings = {k: v for k, v in vars(args).items() if k not in {"out", "name", "show"}}
+    settings = {k: v for k, v in vars(args).items() if k not in {"out", "name"}}
     records = [run.record(args) for run in runs if run.lines]
     content = head() | {"settings": settings, "realtime": bool(priority()), "runs": records}
     write_file(args.out / f"{args.name}.json", content, "runs")

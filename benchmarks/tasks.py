@@ -28,21 +28,6 @@ WORKERS = 8
 Params = Any
 Batch = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 Draw = Callable[[np.random.Generator, int], Batch]
-Schedule = Callable[[float, int], Callable[[int], Any]]
-
-
-# Learning rates, from their peak and the number of steps
-
-
-def cosine(peak: float, steps: int) -> Callable[[int], Any]:
-    """A rise, and half a cosine down to a tenth."""
-    return optax.warmup_cosine_decay_schedule(0.0, peak, max(1, steps // 10), steps + 1, peak / 10)
-
-
-def rise(peak: float, steps: int) -> Callable[[int], Any]:
-    """A rise over ten steps, and then constant, so that a loss does not wait for the end."""
-    del steps
-    return optax.linear_schedule(peak / 10, peak, 9)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,14 +35,11 @@ class Task:
     """A model, its data, and its optimizer."""
 
     name: str
-    model: nn.Module  # from inputs to logits; `peer.py` has twins of those of `WORKLOADS`
-    adam: bool
-    rate: float  # the peak of the learning rate, of SGD with momentum 0.9 or, if `adam`, of Adam
+    model: nn.Module  # from inputs to logits; `peer.py` has the twin of a language model
+    rate: float  # the peak of Adam's learning rate
     batch: int  # examples per worker and step
     draw: Draw  # that many random examples to train on
     held_out: tuple[Batch, ...]  # batches to assess on
-    metric: str = "loss"  # what counts of the assessment, "loss" (falls) or "accuracy" (rises)
-    schedule: Schedule = cosine
 
     def params(self, seed: int) -> Params:
         """The first parameters."""
@@ -74,97 +56,25 @@ class Task:
         while True:
             yield self.draw(rng, workers * self.batch)
 
-    def assess(self, params: Params) -> dict[str, float]:
-        """The means over the held-out batches."""
-        found = [self._evaluate(params, batch) for batch in self.held_out]
-        return {key: float(np.mean([one[key] for one in found])) for key in found[0]}
+    def schedule(self, peak: float, steps: int) -> Callable[[Any], Any]:
+        """The learning rate: a rise, and half a cosine down to a tenth."""
+        rise = max(1, steps // 10)
+        return optax.warmup_cosine_decay_schedule(0.0, peak, rise, steps + 1, peak / 10)
+
+    def assess(self, params: Params) -> float:
+        """The mean loss over the held-out batches."""
+        return float(np.mean([self._evaluate(params, batch) for batch in self.held_out]))
 
     @functools.cached_property
     def _init(self) -> Callable[[jax.Array, jax.Array], Params]:
         return jax.jit(self.model.init)
 
     @functools.cached_property
-    def _evaluate(self) -> Callable[[Params, Batch], dict[str, jax.Array]]:
-        def evaluate(params: Params, batch: Batch) -> dict[str, jax.Array]:
-            found = {"loss": self.loss(params, batch)}
-            if self.metric == "accuracy":
-                logits: Any = self.model.apply(params, batch[0])
-                found["accuracy"] = (logits.argmax(-1) == batch[1]).mean()
-            return found
-
-        return jax.jit(evaluate)
-
-
-def trained(
-    task: Task, params: Params, tx: Any, steps: int, batch: int, rng: np.random.Generator
-) -> Params:
-    """After so many dense steps of one worker."""
-
-    @jax.jit
-    def step(params: Params, state: Any, batch: Batch) -> tuple[Params, Any]:
-        updates, state = tx.update(jax.grad(task.loss)(params, batch), state)
-        return optax.apply_updates(params, updates), state
-
-    state = tx.init(params)
-    for _ in range(steps):
-        params, state = step(params, state, task.draw(rng, batch))
-    return params
-
-
-# Models
-
-
-class Block(nn.Module):
-    """Two convolutions around which the input goes."""
-
-    channels: int
-    stride: int = 1
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:  # (B, H, W, C)
-        y = nn.Conv(self.channels, (3, 3), self.stride, use_bias=False)(nn.relu(x))
-        y = nn.relu(nn.GroupNorm(num_groups=4)(y))
-        y = nn.Conv(self.channels, (3, 3), use_bias=False)(y)
-        y = nn.GroupNorm(num_groups=4)(y)
-        if x.shape != y.shape:
-            x = nn.Conv(self.channels, (1, 1), self.stride, padding=0, use_bias=False)(x)
-        return x + y
-
-
-class ResNet(nn.Module):
-    """A residual network of 8 layers for images of 8 × 8, with blocks that begin with a ReLU."""
-
-    width: int = 16  # channels of the first stage
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:  # (B, 8, 8, 1) -> (B, 10)
-        x = nn.Conv(self.width, (3, 3), padding=1, use_bias=False)(x)
-        for stage in range(3):
-            x = Block(self.width * 2**stage, 2 if stage else 1)(x)
-        return nn.Dense(10)(nn.relu(x).mean((1, 2)))
+    def _evaluate(self) -> Callable[[Params, Batch], jax.Array]:
+        return jax.jit(self.loss)
 
 
 # Data
-
-
-def digits() -> tuple[Batch, Batch]:
-    """scikit-learn's digits: 1,437 images to train on and 360 held out."""
-    data: Any = importlib.import_module("sklearn.datasets").load_digits()
-    images = (data.images[..., None] / 8 - 1).astype(np.float32)
-    labels = data.target.astype(np.int32)
-    order = np.random.default_rng(0).permutation(len(labels))
-    train, test = order[360:], order[:360]
-    return (images[train], labels[train]), (images[test], labels[test])
-
-
-def images_of(examples: Batch) -> Draw:
-    """Draws images and their labels."""
-
-    def draw(rng: np.random.Generator, count: int) -> Batch:
-        chosen = rng.choice(len(examples[1]), count, replace=False)
-        return examples[0][chosen], examples[1][chosen]
-
-    return draw
 
 
 def passages_of(text: np.ndarray[Any, Any], context: int) -> Draw:
@@ -202,7 +112,6 @@ def language_model(
     texts: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]],
     sizes: tuple[int, int, int, int],
     smoke: bool = False,
-    schedule: Schedule = cosine,
     assessed: tuple[int, int] = (8, 256),
     model: Callable[[int, int], Any] = train_lm.ByteLM,
     kind: type[Task] = Task,
@@ -215,7 +124,6 @@ def language_model(
       texts: to train on, and to assess on.
       sizes: bytes of context, width, layers, and passages per worker.
       smoke: whether the sizes are tiny ones.
-      schedule: of the learning rate.
       assessed: batches that are held out, and passages of each.
       model: of a width and a number of layers.
       kind: of the task.
@@ -225,30 +133,14 @@ def language_model(
     draw, rng = passages_of(texts[1], context), np.random.default_rng(1)
     held_out = tuple(draw(rng, assessed[1]) for _ in range(assessed[0]))
     draw, own = passages_of(texts[0], context), model(width, layers)
-    return kind(name, own, True, rate, batch, draw, held_out, schedule=schedule)
-
-
-def _digits(smoke: bool) -> Task:
-    train, test = digits()
-    model, batch = ResNet(4 if smoke else 16), 2 if smoke else 16
-    return Task("digits", model, False, 0.05, batch, images_of(train), (test,), "accuracy")
+    return kind(name, own, rate, batch, draw, held_out)
 
 
 TASKS: dict[str, Callable[[bool], Task]] = {
     "lm": lambda smoke: language_model("lm", 8e-3, train_lm.corpus(), (64, 64, 2, 4), smoke),
-    "digits": _digits,
-}
-"""Small ones, for many runs; smaller still with `True`."""
-
-
-WORKLOADS: dict[str, Callable[[bool], Task]] = {
-    # 10.1 million parameters on the source of Python's standard library.
-    "lm": lambda smoke: language_model(
-        "lm", 1e-3, train_lm.corpus(), (128, 320, 8, 2), smoke, rise, (1, 32)
-    ),
     # A narrow and deep one of 5.4 million on JAX's own source, which no setting was chosen on.
     "large": lambda smoke: language_model(
-        "large", 2e-3, source_of("jax"), (64, 192, 12, 2), smoke, cosine, (1, 256)
+        "large", 2e-3, source_of("jax"), (64, 192, 12, 2), smoke, (1, 256)
     ),
 }
-"""Larger ones, for slow links."""
+"""A small one, for many runs, and one for slow links; smaller still with `True`."""

@@ -136,7 +136,6 @@ def main() -> None:
         __doc__,
         "codecs",
         seconds=(1.0, "to time each row"),
-        only=("", "rows whose name contains this; the others stay as they are"),
         check=(False, "compare the table with the bytes of compiled programs"),
     )
     parser.set_defaults(out=TABLE)
@@ -147,7 +146,6 @@ def main() -> None:
     points: dict[str, list[list[float]]] = {}
     for values, workers in SIZES[:1] if args.smoke else SIZES:
         found = fg.planning.candidates(squares(values), workers)
-        found = [row for row in found if args.only in row.name]
         for row in found[:2] if args.smoke else found:
             points.setdefault(row.name, []).append(timing(row, values, workers, args.seconds))
             print(row.name, points[row.name][-1], flush=True)
@@ -158,13 +156,6 @@ def main() -> None:
         "copy_seconds": copy_seconds(),
         "rows": [{"name": name, "points": own} for name, own in points.items()],
     }
-    if args.only:  # in the units of the machine of the table
-        old = json.loads(TABLE.read_text())
-        by = old["copy_seconds"] / record["copy_seconds"]
-        scaled = {n: [[*p[:2], *(by * s for s in p[2:])] for p in own] for n, own in points.items()}
-        names = [row.name for row in fg.planning.candidates(squares(1 << 16), 16)]
-        known = {row["name"]: row["points"] for row in old["rows"]} | scaled
-        record = old | {"rows": [{"name": name, "points": known[name]} for name in names]}
     if not args.smoke:
         _record.write(args.out, record, "rows")
 

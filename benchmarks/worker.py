@@ -11,8 +11,8 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from job import Framework, Job, load_params, work
-from methods import AXIS, LINKS, Method, Setting
-from tasks import WORKLOADS, Task
+from methods import AXIS, LINKS
+from tasks import TASKS
 
 import fftgrad as fg
 
@@ -27,11 +27,10 @@ class Trainer:
 
     def __init__(self, job: Job) -> None:
         self.job, self.method = job, LINKS[job.method]
-        self.task = WORKLOADS[job.workload](job.smoke)
-        self.setting = Setting(job.workers, job.steps)
+        self.task = TASKS["large"](job.smoke)
         self.mesh = jax.make_mesh((job.workers,), (AXIS,), axis_types=(AxisType.Auto,))
-        tail = clipped(self.method, self.task, job.steps)
-        self.tx = self.method.assemble(self.setting, tail)
+        rates = self.task.schedule(self.task.rate, job.steps)
+        self.tx = self.method.assemble(job.workers, rates)
         params = load_params(job.params)
         specs = fg.state_specs(jax.eval_shape(self.tx.init, params), AXIS)
         self.params: Any = jax.device_put(params, NamedSharding(self.mesh, P()))
@@ -44,14 +43,8 @@ class Trainer:
         inputs = self.params, self.state, self.gradient(*inputs)[1]
         ins, outs = (P(), specs, P(AXIS)), (P(), specs)
         self.update = self.compiled(self._update, ins, outs, *inputs, donate=(0, 1, 2))
-        one = self.put(np.zeros(1, np.float32))
-        self.total = self.compiled(lambda x: lax.psum(x, AXIS), P(AXIS), P(), one)
-        self.every = self.method.every
-        # What local steps send every so many of them is in a branch of its own, and so is what is
-        # sent after a dense start, in the last.
-        listed = fg.audit(self.update)
-        branch = max(collective.branch for collective in listed)
-        self.collectives = [collective for collective in listed if collective.branch == branch]
+        self.one = self.put(np.zeros(1, np.float32))
+        self.total = self.compiled(lambda x: lax.psum(x, AXIS), P(AXIS), P(), self.one)
         self.loss: Any = None
 
     def put(self, x: np.ndarray[Any, Any]) -> jax.Array:
@@ -85,31 +78,17 @@ class Trainer:
         self.params, self.state = jax.block_until_ready(updated)
         return {"compute_s": middle - start, "update_s": time.perf_counter() - middle}
 
-    def agree(self, value: float) -> float:
-        """The sum of a number over the workers, when all have come that far."""
-        return float(_local(self.total(self.put(np.array([value], np.float32))))[0])
+    def own_loss(self) -> float:
+        """Of this worker's batch in the last step."""
+        return float(self.loss.addressable_shards[0].data[0])
 
-    def assess(self) -> float:
-        """The held-out metric, of what all workers have in common."""
-        common = getattr(self.state, "anchor", self.params)
-        return self.task.assess(jax.tree.map(_local, common))["loss"]
-
-
-def clipped(method: Method, task: Task, steps: int) -> Any:
-    """What follows the exchange, on gradients that are not too long; or one of our optimizers."""
-    inner = method.inner(task.adam, task.schedule(method.pace * task.rate, steps))
-    if method.optimizer is not None:
-        return inner
-    clip = optax.identity() if method.directs is not None else optax.clip_by_global_norm(1.0)
-    return optax.chain(clip, inner)
+    def wait(self) -> None:
+        """Until all workers have come that far."""
+        jax.block_until_ready(self.total(self.one))
 
 
 def _add_axis(tree: Any) -> Any:
     return jax.tree.map(lambda x: x[None], tree)
-
-
-def _local(array: jax.Array) -> jax.Array:
-    return array.addressable_shards[0].data
 
 
 def prepare(job: Job) -> Framework:
@@ -123,18 +102,12 @@ def prepare(job: Job) -> Framework:
         shutdown_timeout_seconds=10,
     )
     trainer = Trainer(job)
+    sent = fg.audit(trainer.update)
     facts = {
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(trainer.params)),
-        "link_bytes": sum(c.link_bytes(job.workers) for c in trainer.collectives) / trainer.every,
+        "link_bytes": sum(c.link_bytes(job.workers) for c in sent) / trainer.method.every,
     }
-    return Framework(
-        trainer.step,
-        lambda: float(_local(trainer.loss)[0]),
-        trainer.assess,
-        trainer.agree,
-        facts,
-        trainer.every,
-    )
+    return Framework(trainer.step, trainer.own_loss, trainer.wait, facts)
 
 
 if __name__ == "__main__":

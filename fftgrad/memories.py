@@ -148,6 +148,9 @@ class MomentumCorrection(Memory):
         Nesterov   u' = m (u + g),     x = v + u' + g
         then       v' = x - sent(x),   u'' = u' where nothing was sent, else 0 (factor masking).
 
+    Use it only if the codec sends zero for most values. With a transform such as `Fft`, masking
+    resets all velocities.
+
     The momentum acts before the compression, so use an optimizer without momentum. If all non-zero
     values of a leaf are sent, the leaf keeps its velocity. So dense leaves and a dense warm-up have
     ordinary momentum. This also holds for a leaf with few non-zero values. Its parameters then move
@@ -156,13 +159,8 @@ class MomentumCorrection(Memory):
     Args:
       momentum: m, 0 <= m < 1.
       nesterov: True for Nesterov momentum.
-      masking: True to reset the velocity of coefficients that are sent. Use it only if the codec
-        sends zero for most values. With a transform such as `Fft` it resets all velocities.
 
     Shapes: velocity and residual float32, shaped like the gradient, on each worker.
-
-    Claims: without masking and for plain momentum, Σ mean sent + mean v = Σ mean velocity, with Σ
-      over steps and means over workers.
 
     Differs from the paper: the residual keeps the quantization error of a value that is sent.
 
@@ -179,7 +177,6 @@ class MomentumCorrection(Memory):
 
     momentum: float = 0.9
     nesterov: bool = False
-    masking: bool = True
 
     def __post_init__(self) -> None:
         remedy = "use 0.9, or ErrorFeedback() for none."
@@ -204,10 +201,7 @@ class MomentumCorrection(Memory):
     def update(
         self, x: PyTree, error: PyTree, mean: PyTree, state: MomentumCorrectionState
     ) -> MomentumCorrectionState:
-        velocity = state.velocity
-        if self.masking:
-            velocity = jax.tree.map(_mask, velocity, x, error)
-        return MomentumCorrectionState(velocity, error)
+        return MomentumCorrectionState(jax.tree.map(_mask, state.velocity, x, error), error)
 
     def restore(self, lost: PyTree, state: MomentumCorrectionState) -> MomentumCorrectionState:
         return state._replace(residual=jax.tree.map(jnp.add, state.residual, lost))

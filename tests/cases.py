@@ -31,26 +31,20 @@ CODECS: dict[str, fg.codecs.Codec] = {
     "top-k all": fg.TopK(fraction=1.0),
     "range float": fg.RangeFloat(bits=8),
     "range float truncate": fg.RangeFloat(bits=10, rounding="truncate"),
-    "range float stochastic": fg.RangeFloat(bits=5, rounding="stochastic"),
-    "range float fixed": fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125),
+    "range float fixed": fg.RangeFloat(bits=8, mantissa=3, limits=(-1.0, 2.0)),
     "log levels": fg.LogQuantizer(bits=5),
     "top-k 4 bits": fg.chain(fg.TopK(fraction=0.1), fg.LogQuantizer(bits=4)),
     "blocked 4 bits": fg.chain(fg.Fft(block=16), fg.TopK(fraction=0.2), fg.LogQuantizer(bits=4)),
     "budget": fg.Budget(ratio=6),
-    "budget of bytes": fg.chain(fg.Dct(block=8), fg.Budget(bytes=48)),
     "budget of spectra": fg.chain(fg.Fft(block=16), fg.Budget(ratio=10)),
     "top-k 6 bits": fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(bits=6)),
     "top-k bfloat16": fg.chain(fg.TopK(k=5), fg.Cast("bfloat16")),
     "blocked": fg.chain(fg.Fft(block=16), fg.TopK(fraction=0.2), fg.RangeFloat(bits=8)),
-    "blocked stochastic": fg.chain(
-        fg.Fft(block=16), fg.TopK(fraction=0.3), fg.RangeFloat(bits=4, rounding="stochastic")
-    ),
     "paper": fg.chain(
         fg.Fft(block=None, half=True), fg.TopK(fraction=0.15), fg.RangeFloat(bits=10)
     ),
     "blocked dct": fg.chain(fg.Dct(block=16), fg.TopK(fraction=0.2), fg.RangeFloat(bits=8)),
     "few of blocks": fg.chain(fg.Fft(block=4), fg.TopK(k=1), fg.RangeFloat(bits=8)),
-    "rotated": fg.chain(fg.Hadamard(block=32), fg.RangeFloat(bits=4, rounding="stochastic")),
     "threshold": fg.Threshold(fraction=0.1),
     "threshold exact": fg.Threshold(fraction=0.1, search="exact"),
     "one mean": fg.chain(
@@ -64,7 +58,7 @@ CODECS: dict[str, fg.codecs.Codec] = {
     "tiles": fg.chain(
         fg.codecs.Tiles(block=16), fg.ChunkTopK(chunk=16, k=5), fg.codecs.BinMeans(bits=3)
     ),
-    "random-k": fg.codecs.RandomK(fraction=0.25, rescale=True),
+    "random-k": fg.codecs.RandomK(fraction=0.25),
     "adacomp": fg.codecs.AdaComp(bin_size=20),
     "sign": fg.Sign(),
     "dynamic sign": fg.codecs.DynamicSign(scale=8.0, decay=0.9),
@@ -81,7 +75,6 @@ CODECS: dict[str, fg.codecs.Codec] = {
         fg.Hadamard(block=8), fg.codecs.RandomK(k=16), fg.UniformQuantizer(bits=4)
     ),
     "cosines of rotations": fg.chain(fg.Dct(block=8), fg.Hadamard(block=16), fg.TopK(k=9)),
-    "unbiased fft": fg.chain(fg.Fft(block=16), fg.RangeFloat(bits=5, rounding="stochastic")),
 }
 
 TILED: dict[tuple[int, ...], fg.codecs.Codec] = {
@@ -111,7 +104,7 @@ MEMORIES: dict[str, fg.memories.Memory] = {
     "low-pass": fg.ErrorFeedback(beta=0.3),
     "narrow feedback": fg.ErrorFeedback(dtype="bfloat16"),
     "momentum": fg.memories.MomentumCorrection(momentum=0.9),
-    "Nesterov": fg.memories.MomentumCorrection(momentum=0.9, nesterov=True, masking=False),
+    "Nesterov": fg.memories.MomentumCorrection(momentum=0.9, nesterov=True),
 }
 
 NET = learned.Autoencoder(encoder=(3, 2), code=2, decoder=(2, 3))
@@ -127,8 +120,6 @@ EXCHANGES: dict[str, fg.exchanges.Exchange] = {
     "gather paper": fg.AllGather(CODECS["paper"]),
     "gather dct": fg.AllGather(CODECS["blocked dct"]),
     "gather few of blocks": fg.AllGather(CODECS["few of blocks"]),
-    "gather rotated": fg.AllGather(CODECS["rotated"]),
-    "gather stochastic": fg.AllGather(CODECS["blocked stochastic"]),
     "gather adaptive": fg.AllGather(CODECS["one mean"]),
     "random sum": fg.AllReduce(fg.codecs.RandomK(fraction=0.25)),
     "shared support": fg.exchanges.LeaderTopK(fg.TopK(fraction=0.1)),
@@ -137,9 +128,9 @@ EXCHANGES: dict[str, fg.exchanges.Exchange] = {
     ),
     "two stages, top-k": fg.TwoStage(fg.chain(fg.TopK(k=40), fg.RangeFloat(bits=8)), workers=4),
     "gather budget": fg.AllGather(fg.Budget(ratio=5)),
-    "two stages, budget": fg.TwoStage(fg.Budget(bytes=160), workers=4),
+    "two stages, budget": fg.TwoStage(fg.Budget(ratio=3.7), workers=4),
     "two stages": fg.TwoStage(fg.Sign(), workers=4),
-    "eigenbasis": fg.Eigenbasis(fg.TwoStage(fg.Budget(bytes=160), workers=4), every=2),
+    "eigenbasis": fg.Eigenbasis(fg.TwoStage(fg.Budget(ratio=3.7), workers=4), every=2),
     "two stages, one sign": fg.TwoStage(CODECS["one mean"], workers=4),
     "gather rotations": fg.AllGather(CODECS["random levels"]),
     "shared rotations": fg.exchanges.LeaderTopK(CODECS["cosines of rotations"]),
@@ -234,7 +225,7 @@ HIERARCHIES: dict[str, fg.Hierarchical] = {
     "slow gather": fg.Hierarchical("fast", 4, fg.AllGather(CODECS["top-k 6 bits"])),
     "slow gather, blocked": fg.Hierarchical("fast", 4, fg.AllGather(CODECS["blocked"])),
     "slow gather, no memory": fg.Hierarchical(
-        "fast", 4, fg.AllGather(CODECS["blocked stochastic"]), fg.NoMemory()
+        "fast", 4, fg.AllGather(CODECS["levels"]), fg.NoMemory()
     ),
     "slow all-reduce": fg.Hierarchical("fast", 4, fg.AllReduce()),
     "slow shared support": fg.Hierarchical(

@@ -100,7 +100,7 @@ import sys, fftgrad as fg
 print(*sys.modules)
 method = fg.methods.fft_sparsification(theta_schedule={0: 0.9, 5: 0.0})
 fg.compressed_pmean(method, axis_name="data")
-fg.codecs.FixedRangeFloat.tuned(-1.0, 1.0, bits=8), fg.Cast("bfloat16")
+fg.RangeFloat(8, limits=(-1.0, 1.0)), fg.Cast("bfloat16")
 from jax._src import xla_bridge
 assert not xla_bridge.backends_are_initialized()
 """

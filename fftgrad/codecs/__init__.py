@@ -12,7 +12,7 @@ from fftgrad.codecs._quantizers import (
     Ternary,
     UniformQuantizer,
 )
-from fftgrad.codecs._range_float import FixedRangeFloat, RangeFloat
+from fftgrad.codecs._range_float import RangeFloat
 from fftgrad.codecs._threshold import AdaComp, AlternatingSign, Threshold
 from fftgrad.codecs._top_k import ChunkTopK, RandomK, TopK
 from fftgrad.codecs._transforms import Dct, Fft, Hadamard, Identity, Tiles
@@ -31,7 +31,6 @@ __all__ = [
     "Dct",
     "DynamicSign",
     "Fft",
-    "FixedRangeFloat",
     "Hadamard",
     "Identity",
     "LloydMax",

@@ -1,6 +1,5 @@
 """Selector of as many of the largest coefficients as fit into a payload of fixed size."""
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
-from fftgrad._values import check_count, check_within, value
+from fftgrad._values import check_within, value
 from fftgrad.codecs import _quantizers, _top_k
 from fftgrad.ops import (
     _count,
@@ -272,8 +271,6 @@ def _by_secants(
 HEAD = 8
 """Bytes before the codes: 4 for T, and 4 for the number of coefficients and the order."""
 
-LEAST_BYTES = HEAD + 12
-
 LEAST_BITS = 6
 """At most one coefficient per LEAST_BITS bits is sent."""
 
@@ -317,10 +314,9 @@ class Budget(Selector):
     Args:
       ratio: bytes of the vector in float32 (complex64), divided by the bytes of the payload.
         `Budget(ratio=100)` sends a bfloat16 gradient in 50 times fewer bytes.
-      bytes: size of the payload of a part; in `TwoStage`, each of w shards gets bytes / w.
 
     Wire: x float32[n] | complex64[n] -> main float32[1], T; side uint32 words. Main and side take
-      4 floor(bytes / 4) bytes together, at least 20, with bytes = 4n / ratio (complex: 8n / ratio).
+      4 floor(n / ratio) bytes together (complex: 4 floor(2n / ratio)), at least 20.
       At most one coefficient per 6 bits is sent.
 
     Claims: biased; not summable. Up to float32 rounding, the relative error of a sent coefficient
@@ -341,25 +337,15 @@ class Budget(Selector):
       "A Compression Method for Clustered Bit-Vectors", Information Processing Letters 7(6), 1978.
     """
 
-    ratio: int | float | None = None
-    bytes: int | None = None
+    ratio: int | float
 
     def __post_init__(self) -> None:
-        _top_k.check_one_of("Budget", "ratio", self.ratio, "bytes", self.bytes, "ratio=100")
-        if self.ratio is not None:
-            check_within("Budget(ratio)", self.ratio, "[1, inf)", "use ratio=100.")
-        if self.bytes is not None:
-            remedy = f"use bytes={LEAST_BYTES}, one coefficient and the head."
-            check_count("Budget(bytes)", self.bytes, remedy, least=LEAST_BYTES)
+        _top_k.check_static("Budget(ratio)", self.ratio, float | int)
+        check_within("Budget(ratio)", self.ratio, "[1, inf)", "use ratio=100.")
 
     @property
     def last(self) -> bool:
         return True
-
-    def shard(self, parts: int) -> "Budget":
-        if self.bytes is None:
-            return self
-        return dataclasses.replace(self, bytes=max(LEAST_BYTES, self.bytes // parts))
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         values = _quantizers.as_real(x)
@@ -414,7 +400,7 @@ class Budget(Selector):
 
     def _words(self, like: Like) -> int:
         """Return the number of words for codes."""
-        size = self.bytes or int(4 * _quantizers.real_size(like) / (self.ratio or 1.0))
+        size = int(4 * _quantizers.real_size(like) / self.ratio)
         return max(size - HEAD, 12) // 4
 
     def _most(self, like: Like) -> int:

@@ -60,14 +60,10 @@ def row_norms(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     return top, divisor(top) * jnp.sqrt(jnp.sum(jnp.square(scaled), axis=1))
 
 
-def noise_bits(owner: object, step: Step, count: int) -> jax.Array:
-    """Draw random uint32[count], different on each worker."""
-    return _random.drawn_bits(owner, step.local, count, ", with another key for each call")
-
-
 def uniform_noise(owner: object, step: Step, count: int) -> jax.Array:
     """Draw uniform float32[count] in [0, 1), different on each worker."""
-    return (noise_bits(owner, step, count) >> 8).astype(jnp.float32) * 2.0**-24
+    bits = _random.drawn_bits(owner, step.local, count, ", with another key for each call")
+    return (bits >> 8).astype(jnp.float32) * 2.0**-24
 
 
 def to_levels(x: jax.Array, scale: jax.Array, levels: int, uniform: jax.Array) -> jax.Array:
@@ -205,7 +201,7 @@ class DynamicSign(Quantizer):
 
 @value
 class MeanMagnitude(Quantizer):
-    """Quantizer: replace every value by the mean of the non-zero values.
+    """Quantizer: the mean of the non-zero values, in place of every value, zeros included.
 
     Use it for values of one sign, after `AlternatingSign` and `Threshold`.
 

@@ -1,6 +1,5 @@
-"""Floating-point quantizers of N bits: the range is given, or fitted to each payload."""
+"""Floating-point quantizer of N bits: the range is fitted to each payload, or given."""
 
-import dataclasses
 import math
 from typing import Literal, NamedTuple, get_args
 
@@ -14,7 +13,7 @@ from fftgrad._values import check, check_choice, check_count, value
 from fftgrad.codecs import _quantizers
 from fftgrad.ops import _codes, _finite, _positions
 
-Rounding = Literal["nearest", "truncate", "stochastic"]
+Rounding = Literal["nearest", "truncate"]
 
 
 class Window(NamedTuple):
@@ -30,23 +29,13 @@ class Window(NamedTuple):
         bits = jnp.asarray(self.base, jnp.int32) << (23 - self.m)
         return lax.bitcast_convert_type(bits, jnp.float32)
 
-    def encode(self, x: jax.Array, rounding: Rounding, noise: jax.Array) -> jax.Array:
-        """Encode float32[k] as codes uint32[k]; `noise` is random bits uint32[k], or zero."""
-        shift = 23 - self.m
+    def encode(self, x: jax.Array, half: int) -> jax.Array:
+        """Encode float32[k] as codes uint32[k]; `half` of the cut bits rounds, 0 truncates."""
         magnitude = jnp.abs(x)
-        low = {
-            "nearest": jnp.uint32((1 << shift) >> 1),
-            "truncate": jnp.uint32(0),
-            "stochastic": noise & jnp.uint32((1 << shift) - 1),
-        }[rounding]
-        # The comparison avoids eps / 2, which may be subnormal and be flushed to zero.
-        to_eps = {
-            "nearest": 2 * magnitude >= self.eps,
-            "truncate": jnp.zeros(x.shape, bool),
-            "stochastic": (noise >> 8).astype(jnp.float32) * 2.0**-24 * self.eps < magnitude,
-        }[rounding]
-        number = (lax.bitcast_convert_type(magnitude, jnp.uint32) + low) >> shift
+        number = (lax.bitcast_convert_type(magnitude, jnp.uint32) + jnp.uint32(half)) >> 23 - self.m
         index = number.astype(jnp.int32) - self.base + 1
+        # The comparison avoids eps / 2, which may be subnormal and be flushed to zero.
+        to_eps = (half > 0) & (2 * magnitude >= self.eps)
         # A NaN is not below eps, so it saturates instead of becoming zero.
         index = jnp.where(magnitude < self.eps, to_eps.astype(jnp.int32), index)
         negative = x < 0
@@ -62,12 +51,6 @@ class Window(NamedTuple):
         magnitude = lax.bitcast_convert_type(number << (23 - self.m), jnp.float32)
         magnitude = jnp.where(index > 0, magnitude, 0.0)
         return jnp.where(negative, -magnitude, magnitude)
-
-
-def _number_of(value: float, m: int, *, rounds: bool) -> int:
-    """Return b(value) of a positive value (`RangeFloat`), rounded down or to nearest."""
-    half = (1 << (23 - m)) >> 1 if rounds else 0
-    return min((int(np.float32(value).view(np.int32)) + half) >> (23 - m), _last(m))
 
 
 def _last(m: int) -> int:
@@ -88,13 +71,6 @@ def best_mantissa(bits: int) -> int:
     return min(range(1, bits + 1), key=error)
 
 
-def check_format(owner: str, bits: int, mantissa: int | None) -> None:
-    check_count(f"{owner}(bits)", bits, "for one bit keep signs only.", 2, 16)
-    if mantissa is not None:
-        remedy = f"use mantissa={best_mantissa(bits)}."
-        check_count(f"{owner}(mantissa)", mantissa, remedy, 1, bits)
-
-
 @value
 class RangeFloat(Quantizer):
     """Quantizer: N-bit floats with m mantissa bits, up to the largest magnitude of the payload.
@@ -108,21 +84,26 @@ class RangeFloat(Quantizer):
         1 ... P               eps ... max,         code = b(x) - base + 1
         P + 1 ... 2P          -eps ... -max,       code = P + b(x) - base + 1.
 
-    Magnitudes below eps become 0 or eps: the nearest of the two, 0 if truncating, or at random.
+    Magnitudes below eps become 0 or eps: the nearest of the two, or 0 if truncating.
 
     Args:
       bits: N, 2 <= N <= 16.
       mantissa: m, 1 <= m <= N. None: the m with the smallest expected squared error for normally
         distributed values with max at 5 standard deviations. Heavier tails need a smaller m.
-      rounding: "nearest", "truncate" (as in the paper) or "stochastic" (draws from `step.local`).
+      rounding: "nearest" or "truncate" (as in the paper).
+      limits: a fixed range (minimum, maximum), such as (-1.0, 1.0) in the paper. It may have other
+        numbers of positive and negative codes, P + Q + 1 <= 2^N; eps is as small as they allow.
 
-    Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[]; complex64[k] as float32[2k].
+    Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[], which `limits` leaves out;
+      complex64[k] as float32[2k], real parts first.
 
-    Claims: not summable; unbiased if stochastic. The relative error of a value with |x| >= eps is
-      at most 2^-(m+1) (nearest) or 2^-m (others). If a value is not finite, all decode to NaN.
+    Claims: biased; not summable. The relative error of a value with |x| >= eps is at most 2^-(m+1)
+      (nearest) or 2^-m (truncate). If a value is not finite, all decode to NaN; with `limits`,
+      values out of range, including NaN, saturate and are counted in `overflow`.
 
     Differs from the paper: this codec rounds to nearest by default, and fits the range to each
-      payload (`FixedRangeFloat` does not). Formulas give m and eps; the paper searches for them.
+      payload. Formulas give m and eps: the paper has no rule for m, and searches for the eps at
+      which the most negative code decodes to `minimum`.
 
     Example:
       >>> x, codec = jnp.array([0.26, -2.0, 0.001]), fg.RangeFloat(bits=5, mantissa=2)
@@ -136,10 +117,22 @@ class RangeFloat(Quantizer):
     bits: int
     mantissa: int | None = None
     rounding: Rounding = "nearest"
+    limits: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        check_format("RangeFloat", self.bits, self.mantissa)
+        check_count("RangeFloat(bits)", self.bits, "for one bit keep signs only.", 2, 16)
+        if self.mantissa is not None:
+            remedy = f"use mantissa={best_mantissa(self.bits)}."
+            check_count("RangeFloat(mantissa)", self.mantissa, remedy, 1, self.bits)
         check_choice("RangeFloat(rounding)", self.rounding, get_args(Rounding))
+        if self.limits is not None:
+            low, high = self.limits
+            fine = low < 0 < high and math.isfinite(high - low)
+            window = self._window(None) if fine else Window(0, 0, 0, 0)
+            rule = "be finite, below and above zero, and have a code for each sign"
+            remedy = "use a more even range or more bits, or None to fit it."
+            fine = min(window.positive, window.negative) >= 1
+            check(fine, "RangeFloat(limits)", rule, self.limits, remedy)
 
     @property
     def m(self) -> int:
@@ -147,134 +140,36 @@ class RangeFloat(Quantizer):
         return best_mantissa(self.bits) if self.mantissa is None else self.mantissa
 
     @property
-    def unbiased(self) -> bool:
-        return self.rounding == "stochastic"
+    def _half(self) -> int:
+        return 1 << 22 - self.m if self.rounding == "nearest" else 0
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         values = _quantizers.as_real(x)
-        largest = _finite.largest(values)
-        noise = jnp.zeros((), jnp.uint32)
-        if self.rounding == "stochastic":
-            noise = _quantizers.noise_bits(self, step, values.size)
-        codes = self._window(largest).encode(values, self.rounding, noise)
-        return Compressed(Payload(_codes.pack(codes, self.bits), largest))
+        if self.limits is None:
+            side, overflow = _finite.largest(values), 0
+        else:
+            inside = (values >= self.limits[0]) & (values <= self.limits[1])
+            side, overflow = (), values.size - _positions.count(*_codes.pack_masks(inside))
+        codes = self._window(side).encode(values, self._half)
+        return Compressed(Payload(_codes.pack(codes, self.bits), side), overflow)
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         codes = _codes.unpack(payload.main, self.bits, _quantizers.real_size(like))
         values = self._window(payload.side).decode(codes)
-        values = jnp.where(jnp.isfinite(payload.side), values, jnp.nan)
+        if self.limits is None:
+            values = jnp.where(jnp.isfinite(payload.side), values, jnp.nan)
         return _quantizers.from_real(values, like)
 
-    def _window(self, largest: jax.Array) -> Window:
-        """Return the symmetric window that reaches up to `largest`."""
-        shift, each = 23 - self.m, 2 ** (self.bits - 1) - 1
-        half, most = (1 << shift) >> 1, (1 << shift) - 1
-        up = {"nearest": half, "truncate": 0, "stochastic": most}[self.rounding]
-        number = (lax.bitcast_convert_type(largest, jnp.int32) + up) >> shift
-        # eps must be a normal number, because accelerators flush subnormal numbers to zero.
-        base = jnp.maximum(jnp.minimum(number, _last(self.m)) - each + 1, 1 << self.m)
-        return Window(base, each, each, self.m)
-
-
-@value
-class FixedRangeFloat(Quantizer):
-    """Quantizer: the floats of `RangeFloat` over a given range, which may be asymmetric.
-
-    The codes are as in `RangeFloat`, with base = b(eps). There are P positive values from eps to
-    `maximum` and Q negative values from -eps to `minimum`, with P + Q + 1 <= 2^N.
-
-    Args:
-      bits: N, 2 <= N <= 16.
-      maximum: largest value.
-      minimum: most negative value. None: -maximum.
-      eps: smallest positive value. None: as small as the codes allow.
-      mantissa: as in `RangeFloat`.
-      rounding: "nearest" or "truncate".
-
-    Wire: x float32[k] -> main uint32[ceil(kN/32)]; complex64[k] as float32[2k], real parts first.
-
-    Claims: biased; not summable. Values of magnitude >= eps in the range have the relative errors
-      of `RangeFloat`. Values out of range, including NaN, saturate and are counted in `overflow`.
-
-    Raises:
-      ValueError: if the codes do not reach from eps to the ends of the range.
-
-    Example:
-      >>> x = jnp.array([0.256, -2.5, 0.01])
-      >>> codec = fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125)
-      >>> fg.decompress(codec, fg.compress(codec, x), like=x)
-      Array([ 0.25, -2.  ,  0.  ], dtype=float32)
-
-    References:
-      Wang et al., HPDC 2020, arXiv:1811.08596, section 3.1.2.
-    """
-
-    bits: int
-    maximum: float
-    minimum: float | None = None
-    eps: float | None = None
-    mantissa: int | None = None
-    rounding: Literal["nearest", "truncate"] = "nearest"
-
-    def __post_init__(self) -> None:
-        check_format("FixedRangeFloat", self.bits, self.mantissa)
-        check_choice("FixedRangeFloat(rounding)", self.rounding, ("nearest", "truncate"))
-        low, high = self._range
-        least = float(np.finfo(np.float32).tiny)
-        eps = least if self.eps is None else self.eps
-        argument = "FixedRangeFloat(minimum, eps, maximum)"
-        fine = math.isfinite(high - low) and least <= eps <= min(high, -low)
-        rule = "have minimum <= -eps < eps <= maximum, all finite"
-        check(fine, argument, rule, (low, eps, high), "leave eps out to fit it.")
-        _, positive, negative, _ = self._window()
-        fine = min(positive, negative) >= 1 and positive + negative < 2**self.bits
-        rule = f"take less than {2**self.bits} codes, and one at least on each side"
-        remedy = "use a more even range, a larger eps or more bits."
-        check(fine, argument, rule, f"{positive} and {negative}", remedy)
-
-    @classmethod
-    def tuned(cls, minimum: float, maximum: float, bits: int) -> "FixedRangeFloat":
-        """Constructor: the paper's tuning of a fixed range.
-
-        For each m, the paper searches for the eps at which the most negative code decodes to
-        `minimum`. A formula gives this eps here. The paper has no rule for m; see `RangeFloat`.
-
-        Args:
-          minimum: most negative value, for example -1.
-          maximum: largest value, for example 1.
-          bits: N, the width of a code.
-        """
-        free = cls(bits, maximum, minimum, rounding="truncate")
-        eps = float(np.int32(int(free._window().base) << (23 - free.m)).view(np.float32))
-        return dataclasses.replace(free, mantissa=free.m, eps=eps)
-
-    @property
-    def m(self) -> int:
-        """Number of mantissa bits, given or chosen."""
-        return best_mantissa(self.bits) if self.mantissa is None else self.mantissa
-
-    @property
-    def _range(self) -> tuple[float, float]:
-        return (-self.maximum if self.minimum is None else self.minimum), self.maximum
-
-    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        values = _quantizers.as_real(x)
-        low, high = self._range
-        inside = (values >= low) & (values <= high)
-        overflow = values.size - _positions.count(*_codes.pack_masks(inside))
-        codes = self._window().encode(values, self.rounding, jnp.zeros((), jnp.uint32))
-        return Compressed(Payload(_codes.pack(codes, self.bits)), overflow)
-
-    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
-        codes = _codes.unpack(payload.main, self.bits, _quantizers.real_size(like))
-        return _quantizers.from_real(self._window().decode(codes), like)
-
-    def _window(self) -> Window:
-        """Return the window of the range; if eps is None, the window that uses all codes."""
-        m, rounds = self.m, self.rounding == "nearest"
-        bottom, top = (_number_of(abs(end), m, rounds=rounds) for end in self._range)
-        if self.eps is None:
+    def _window(self, largest: PyTree) -> Window:
+        """Return the window of `limits`, or else the symmetric window up to `largest`."""
+        m, last = self.m, _last(self.m)
+        if self.limits is not None:
+            ends = np.abs(np.array(self.limits, np.float32)).view(np.int32)
+            bottom, top = (min(int(end) + self._half >> 23 - m, last) for end in ends)
             base = max(-((2**self.bits - top - bottom - 3) // 2), 1 << m)
-        else:
-            base = _number_of(self.eps, m, rounds=False)
-        return Window(base, top - base + 1, bottom - base + 1, m)
+            return Window(base, top - base + 1, bottom - base + 1, m)
+        number = (lax.bitcast_convert_type(largest, jnp.int32) + self._half) >> 23 - m
+        each = 2 ** (self.bits - 1) - 1
+        # eps must be a normal number, because accelerators flush subnormal numbers to zero.
+        base = jnp.maximum(jnp.minimum(number, last) - each + 1, 1 << m)
+        return Window(base, each, each, m)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,28 +15,26 @@ from fftgrad.ops import _codes, _finite, _platform, _positions, _random, _select
 
 
 def check_size(owner: str, fraction: float | None, k: int | None) -> None:
-    check_one_of(owner, "fraction", fraction, "k", k, "fraction=0.01")
+    argument, found = f"{owner}(fraction, k)", f"fraction={fraction}, k={k}"
+    one = (fraction is None) != (k is None)
+    check(one, argument, "have exactly one of the two", found, f"use {owner}(fraction=0.01).")
     one = isinstance(fraction, int) and fraction == 1
     rule, remedy = "be a float", f"use {owner}(k=1), or fraction=1.0 for all."
     check_type(not one, f"{owner}(fraction)", rule, fraction, remedy)
     if fraction is not None:
+        check_static(f"{owner}(fraction)", fraction, float | int)
         remedy = f"to drop a share theta use {owner}(fraction=1 - theta)."
         check_within(f"{owner}(fraction)", fraction, "(0, 1]", remedy)
     if k is not None:
+        check_static(f"{owner}(k)", k, int)
         check_count(f"{owner}(k)", k, f"use {owner}(k=1).")
 
 
-def check_one_of(
-    owner: str, share: str, of_n: float | None, number: str, of_all: int | None, remedy: str
-) -> None:
-    argument, found = f"{owner}({share}, {number})", f"{share}={of_n}, {number}={of_all}"
-    one = (of_n is None) != (of_all is None)
-    check(one, argument, "have exactly one of the two", found, f"use {owner}({remedy}).")
-    for name, found, kind in ((share, of_n, float | int), (number, of_all, int)):
-        fine = found is None or (isinstance(found, kind) and not isinstance(found, bool))
-        rule = "be a Python number, because the size of the payload is static"
-        remedy = "use Scheduled to change it, and static_args in optax.inject_hyperparams."
-        check_type(fine, f"{owner}({name})", rule, found, remedy)
+def check_static(argument: str, number: object, kind: Any) -> None:
+    fine = isinstance(number, kind) and not isinstance(number, bool)
+    rule = "be a Python number, because the size of the payload is static"
+    remedy = "use Scheduled to change it, and static_args in optax.inject_hyperparams."
+    check_type(fine, argument, rule, number, remedy)
 
 
 def kept(fraction: float | None, k: int | None, n: int) -> int:
@@ -214,14 +213,10 @@ class RandomK(_Share):
     Args:
       fraction: share of the n coefficients kept, 0 < fraction <= 1; k = ceil(fraction · n).
       k: number of coefficients kept, in place of `fraction`; all n if n < k.
-      rescale: True to multiply kept values by n/k, the inverse of their probability, which makes
-        the codec unbiased. Use False with error feedback: with True, n/k times the residual would
-        be sent.
 
     Wire: x float32[n] | complex64[n] -> main of that dtype [k].
 
-    Claims: summable; unbiased if `rescale`. If a value is not finite, no decoded value is finite.
-      With `rescale`, a kept value becomes infinite if n/k times the value exceeds float32.
+    Claims: biased; summable. If a value is not finite, no decoded value is finite.
 
     Differs from the paper: the paper draws k of all n positions. This codec draws one position from
       each of k intervals, so positions ascend. All values have about the same probability k/n.
@@ -235,20 +230,13 @@ class RandomK(_Share):
       Stich, Cordonnier and Jaggi, NeurIPS 2018, arXiv:1809.07599.
     """
 
-    rescale: bool = False
-
     @property
     def summable(self) -> bool:
         return True
 
-    @property
-    def unbiased(self) -> bool:
-        return self.rescale
-
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        positions, width = self._draw(x.size, step)
+        kept = x[self.positions((), x.size, step)]
         # Report a NaN at any position: error feedback would keep an unsent NaN forever.
-        kept = x[positions] * (width.astype(x.dtype) if self.rescale else 1.0)
         return Compressed(Payload(kept + _finite.poison(x).astype(x.dtype)))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
@@ -261,10 +249,6 @@ class RandomK(_Share):
         return kept.put_into(whole)
 
     def positions(self, side: PyTree, n: int, step: Step) -> jax.Array:
-        return self._draw(n, step)[0]
-
-    def _draw(self, n: int, step: Step) -> tuple[jax.Array, jax.Array]:
-        """Return the positions, and the widths of their intervals (the inverse probabilities)."""
         k = self._k(n)
         width, longer = divmod(n, k)
         interval = jnp.arange(k, dtype=jnp.int32)
@@ -272,4 +256,4 @@ class RandomK(_Share):
         size = width + (interval < longer).astype(jnp.int32)
         remedy = " to compress and decompress"
         offset = _random.drawn_bits(self, step.shared, k, remedy) % size.astype(jnp.uint32)
-        return start + offset.astype(jnp.int32), size.astype(jnp.float32)
+        return start + offset.astype(jnp.int32)

@@ -124,7 +124,8 @@ class Ladder(Several):
     """Exchange: runs the first of several exchanges, until the caller moves to the next exchange.
 
     As with `Scheduled`, a move does not recompile. `fg.methods.recover_by_loss` decides by the loss
-    when to move. To decide by another criterion, call `fg.exchanges.next_level`.
+    when to move. To decide by another criterion, such as the error of `track_error`, call
+    `fg.exchanges.next_level`.
 
     Args:
       exchanges: the exchanges, in a tuple that begins with the strongest compression.
@@ -179,9 +180,9 @@ def next_level(state: PyTree, when: jax.Array | bool = True) -> Any:
 
     Example:
       >>> ladder = fg.exchanges.Ladder((fg.AllGather(fg.TopK(k=1)), fg.AllReduce()))
-      >>> tx = fg.compressed_pmean(ladder, axis_name="data")
+      >>> tx = fg.compressed_pmean(ladder, axis_name="data", track_error=True)
       >>> state = tx.init(jnp.zeros(9))
-      >>> state = fg.exchanges.next_level(state, when=state.skipped > 3)
+      >>> state = fg.exchanges.next_level(state, when=state.error > 0.9)
       >>> int(fg.exchanges.next_level(state).exchange[0].shared.level)
       1
     """

@@ -42,7 +42,7 @@ def audit(compiled: jax.stages.Compiled | str) -> tuple[Collective, ...]:
 
     Returns:
       The collectives, in program order. If the compiler changed none, and the step has no others
-      (mean loss, weight), their bytes add up to `fg.wire_bytes(exchange, params)`.
+      (mean loss, weight, `track_error`), their bytes add up to `fg.wire_bytes(exchange, params)`.
       For `Scheduled`, add up the bytes of one branch.
 
     Raises:

@@ -27,6 +27,7 @@ def metrics(opt_state: PyTree, *, axis_name: AxisName | None = None) -> dict[str
         residual      √(Σ_i ||e_i||² / w), where e_i is the residual of worker i, or the whole state
                       of its memory if no field is called `residual`; 0.0 without memory
         exchange_residual   the same for the memory inside `Hierarchical`
+        error         relative error of the last good step, with `track_error=True`
 
     Args:
       opt_state: an optax state that contains the state of `compressed_pmean`, or the state of
@@ -71,6 +72,8 @@ def _of_state(state: Any, axis_name: AxisName | None) -> dict[str, jax.Array]:
     counts = ("step", "skipped", "overflow")
     out = {name: jax.tree.leaves(fields[name])[0] for name in counts if name in fields}
     out["residual"] = _norm(_below(key, memory) or jax.tree.leaves(memory), axis_name)
+    for error in jax.tree.leaves(fields.get("error", ())):
+        out["error"] = error
     inside = _below(key, exchange)
     return out | ({"exchange_residual": _norm(inside, axis_name)} if inside else {})
 

@@ -35,6 +35,7 @@ class CompressedPmeanState(NamedTuple):
       exchange: the exchange's `State`, one for each bucket.
       worker: zeros, int32, one per worker. Their number tells a checkpoint the number of workers.
         () if no worker has a state of its own.
+      error: with `track_error`, the relative error of the last good step, float32; else ().
     """
 
     step: jax.Array
@@ -43,6 +44,7 @@ class CompressedPmeanState(NamedTuple):
     memory: PerWorker
     exchange: tuple[State, ...]
     worker: PyTree
+    error: PyTree = ()
 
 
 def compressed_pmean(
@@ -53,6 +55,7 @@ def compressed_pmean(
     bucketing: Bucketing | None = None,
     allow_masked: bool = False,
     non_finite: NonFinite = "propagate",
+    track_error: bool = False,
     key: jax.Array | int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Transformation: average the gradients of all workers over a compressed link.
@@ -88,6 +91,8 @@ def compressed_pmean(
       allow_masked: True if another transformation averages the leaves that `optax.masked` or
         `optax.partition` hides from this one. Otherwise masked leaves raise an error.
       non_finite: the mean of a bad step: "propagate" returns a non-finite mean, "skip" zeros.
+      track_error: True to store √(Σ ||x - sent||² / Σ ||x||²), with sums over the workers and x the
+        gradient plus the residual, in the state. `fg.metrics` returns it as `error`.
       key: a seed below 2^32, or a PRNG key, for codecs that draw random numbers. The numbers of the
         step and of the worker are folded into it.
 
@@ -106,7 +111,7 @@ def compressed_pmean(
     Wire: `fg.wire_bytes(exchange, params, bucketing)` bytes per worker and step. Each bucket takes
       one collective with `AllReduce`, `AllGather`, `TopVotes` and `AcpSgd`; two with `TwoStage`,
       `PowerSgd`, `QuantizedAllReduce` and `LeaderTopK`. `Hierarchical` takes two more than its slow
-      exchange. A weight adds 4 bytes in an all-reduce.
+      exchange. `track_error` adds 12 bytes in two all-reduces; a weight adds 4 bytes in one.
 
     Claims: those of the exchange and the memory. If a leaf is narrower than float32, the memory
       keeps the rounding error of the mean; without a memory this error is lost. One worker is
@@ -117,8 +122,9 @@ def compressed_pmean(
 
     Raises:
       ValueError: while tracing, if the axis is not bound, `weight` is not a scalar, a gradient is
-        summed already, `params` vary over the axis, a leaf is masked, or the state belongs to other
-        workers, exchange, memory or bucketing.
+        summed already, `params` vary over the axis, a leaf is masked, the state belongs to other
+        workers, exchange, memory or bucketing, or if `track_error` is used with an exchange that
+        keeps its own residual (`Hierarchical`).
       TypeError: while tracing, if a leaf is not a float array of at most 32 bits.
 
     Example:
@@ -148,19 +154,20 @@ def compressed_pmean(
         rows = jax.tree.leaves((remembered, exchanged), is_leaf=_shards.is_rows)
         own = any(_shards.is_rows(row) and jax.tree.leaves(row) for row in rows)
         worker = add_worker_axis(jnp.zeros((), jnp.int32)) if own else ()
-        state = CompressedPmeanState(step, skipped, overflow, remembered, exchanged, worker)
+        error = jnp.zeros((), jnp.float32) if track_error else ()
+        state = CompressedPmeanState(step, skipped, overflow, remembered, exchanged, worker, error)
         # Some wrappers of optax call `init` with placeholders without shapes, from which these two
         # fields cannot be made.
         stands_in = _gradients.stands_in(params)
         return state._replace(exchange=step, worker=step) if stands_in else state
 
-    def inside(state: Any) -> tuple[PyTree, tuple[State, ...]]:
-        """Return the state of one worker: of the memory, and of the exchange."""
+    def inside(state: Any) -> tuple[PyTree, tuple[State, ...], PyTree]:
+        """Return the state of one worker: of the memory, of the exchange, and the error."""
         is_ours = hasattr(state, "memory") and hasattr(state, "exchange")
         rule, remedy = "be a CompressedPmeanState", "start from fg.init_state(tx, params, ...)."
         check_type(is_ours, "compressed_pmean(state)", rule, type(state).__name__, remedy)
         own = _shards.drop_worker_axis(state.memory)
-        return own, tuple(map(_shards.drop_rows, state.exchange))
+        return own, tuple(map(_shards.drop_rows, state.exchange)), state.error
 
     def check_update(updates: PyTree, state: Any, params: PyTree | None) -> None:
         if not allow_masked:
@@ -173,6 +180,12 @@ def compressed_pmean(
         remedy = "start from fg.init_state(...), and pass zeros for missing gradients."
         check(alike, "compressed_pmean(state)", rule, "arrays of other shapes", remedy)
 
+    def relative_error(x: PyTree, error: PyTree | None, comm: Comm) -> PyTree:
+        rule, got = "be False for an exchange with its own residual", f"True for {exchange!r}"
+        remedy = "log the exchange_residual of fg.metrics."
+        check(error is not None, "compressed_pmean(track_error)", rule, got, remedy)
+        return comm.relative_error(error, x)
+
     def update(
         updates: optax.Updates,
         state: Any,
@@ -183,7 +196,7 @@ def compressed_pmean(
     ) -> tuple[optax.Updates, Any]:
         _gradients.refuse_mistyped("compressed_pmean", extra)
         check_update(updates, state, params)
-        before, states = inside(state)
+        before, states, old_error = inside(state)
         # Make the key here, because a key starts the backend, and jax.distributed may not be
         # initialized when the transformation is made.
         comm = Comm.of(axis_name, key, state.step)
@@ -198,17 +211,20 @@ def compressed_pmean(
             remembered = memory.restore(rounded, remembered)
         # After a bad step, keep the old states.
         finite = all_finite(out.stats, mean)
-        remembered, after = optax.tree.where(finite, (remembered, after), (before, states))
+        error = relative_error(x, out.error, comm) if track_error else ()
+        remembered, after, error = optax.tree.where(
+            finite, (remembered, after, error), (before, states, old_error)
+        )
         if non_finite == "skip":
             mean = jax.tree.map(lambda m: jnp.where(finite, m, 0), mean)
         counts = counters(state, out.stats, finite)
         rows = add_worker_axis(remembered), tuple(map(_shards.add_rows, after))
-        return mean, CompressedPmeanState(*counts, *rows, state.worker)
+        return mean, CompressedPmeanState(*counts, *rows, state.worker, error)
 
     return optax.GradientTransformationExtraArgs(init, _gradients.in_parts(update, axis_name))
 
 
-def _shapes(state: tuple[PyTree, tuple[State, ...]]) -> tuple[int, list[Any]]:
+def _shapes(state: tuple[PyTree, tuple[State, ...], PyTree]) -> tuple[int, list[Any]]:
     leaves = jax.tree.leaves(state)
     return len(state[1]), [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
 

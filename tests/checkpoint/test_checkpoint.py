@@ -53,6 +53,7 @@ def in_wrappers():
         EXCHANGES["gather adaptive"],
         fg.ErrorFeedback(),
         axis_name=AXIS,
+        track_error=True,
         non_finite="skip",
     )
     rate = optax.linear_schedule(1e-2, 1e-3, 5)

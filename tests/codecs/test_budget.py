@@ -24,8 +24,8 @@ def both_ways(codec, x):
     return payload, positions, fg.decompress(codec, payload, x)
 
 
-def round_trip(codec, x):
-    return both_ways(codec, x)[2]
+def of_bytes(size, n=300):
+    return fg.Budget(ratio=4 * n / (size + 0.5))
 
 
 def count(payload):
@@ -143,7 +143,7 @@ VECTORS = {
 @pytest.mark.parametrize("size", [20, 31, 160])
 def test_every_bit_is_that_of_the_oracle(size):
     for vector, x in VECTORS.items():
-        payload, _, back = both_ways(fg.Budget(bytes=size), x)
+        payload, _, back = both_ways(of_bytes(size), x)
         step, kept, order, words = oracle(vector, size)
         assert float(payload.main[0]) == step, vector
         assert (count(payload), int(payload.side.head[0]) >> 27) == (kept, order), vector
@@ -206,13 +206,6 @@ def test_words_are_counted_across_columns_as_one_after_the_other():
         np.testing.assert_array_equal(*both(SEARCHED[name].astype(np.float32)), err_msg=name)
 
 
-# Layers of different scale, as a gradient has.
-def test_a_share_of_it_has_a_share_of_the_bytes():
-    assert fg.Budget(bytes=403).shard(4) == fg.Budget(bytes=100)
-    assert fg.Budget(bytes=40).shard(4) == fg.Budget(bytes=20)
-    assert fg.Budget(ratio=9).shard(4) == fg.Budget(ratio=9)
-
-
 @pytest.mark.parametrize(
     ("ratio", "n", "size"), [(1000, 5, 24), (3.01, 24, 32)], ids=["least", "whole words"]
 )
@@ -223,7 +216,7 @@ def test_a_ratio_is_never_more_bytes_than_it_says_but_for_the_least(ratio, n, si
 def test_a_level_stands_for_the_point_of_least_relative_error():
     """2 q (q + 1) / (2 q + 1) steps, between q and q + 1: as far from both in proportion."""
     x = values((300,), seed=4)
-    payload, _, back = both_ways(fg.Budget(bytes=1000), x)
+    payload, _, back = both_ways(of_bytes(1000), x)
     step, back = float(payload.main[0]), np.abs(np.asarray(back, np.float64))
     sent = back > 0
     q = np.floor(np.abs(x[sent].astype(np.float64)) / step)
@@ -235,13 +228,13 @@ def test_a_step_at_the_end_of_float32_decodes_to_what_that_holds():
     """A level stands for more than its step: for the largest step there is nothing more."""
     most = np.finfo(np.float32).max
     x = (most * np.random.default_rng(0).uniform(-1, 1, 300)).astype(np.float32)
-    y = np.asarray(round_trip(fg.Budget(bytes=31), x))
+    y = np.asarray(both_ways(of_bytes(31), x)[2])
     assert np.abs(y).max() == most
 
 
 @pytest.mark.parametrize("n", [1, 7, 40, 997])
 def test_what_a_worker_takes_for_sent_is_what_the_others_decode(n):
-    codec = fg.Budget(bytes=40)
+    codec = fg.Budget(ratio=20)
 
     @jax.jit
     def both(x):

@@ -200,7 +200,7 @@ def test_two_stages_of_one_sided_values_send_the_negative_ones_too():
 
 TOO_LARGE = {
     "gather": fg.AllGather(fg.Cast("float16")),
-    "gather, a fixed range": fg.AllGather(fg.codecs.FixedRangeFloat(bits=8, maximum=1.0)),
+    "gather, a fixed range": fg.AllGather(fg.RangeFloat(8, limits=(-1.0, 1.0))),
     "gather, last of a chain": fg.AllGather(fg.chain(fg.TopK(k=12), fg.Cast("float16"))),
     "gather, first of a chain": fg.AllGather(fg.chain(fg.Fft(half=True), fg.TopK(k=4))),
     "gather, second of three": fg.AllGather(

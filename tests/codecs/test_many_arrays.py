@@ -17,21 +17,16 @@ from fftgrad.codecs._chain import stages
 TINY = float(np.finfo(np.float32).tiny)
 
 SHRINKING = (
-    fg.Budget, fg.Cast, fg.ChunkTopK, fg.Dct, fg.Fft, fg.codecs.FixedRangeFloat, fg.Hadamard,
+    fg.Budget, fg.Cast, fg.ChunkTopK, fg.Dct, fg.Fft, fg.Hadamard,
     fg.codecs.Identity, fg.LogQuantizer, fg.codecs.MeanMagnitude, fg.codecs.AlternatingSign,
     fg.codecs.RandomK, fg.RangeFloat, fg.Sign, fg.Threshold, fg.TopK,
 )  # fmt: skip
-"""Stages that move no vector away from itself by more than its length, but for some options."""
+"""Stages that move no vector away from itself by more than its length."""
 
 
 def shrinks(codec):
     """Whether ||x - C(x)|| <= ||x||: it drops, rounds to the nearest or towards zero, no more."""
-    return all(
-        isinstance(stage, SHRINKING)
-        and getattr(stage, "rounding", "") != "stochastic"
-        and not getattr(stage, "rescale", False)
-        for stage in stages(codec)
-    )
+    return all(isinstance(stage, SHRINKING) for stage in stages(codec))
 
 
 def constant(rng, shape):

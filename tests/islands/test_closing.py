@@ -133,7 +133,7 @@ def test_what_a_manifest_names_is_what_is_obeyed():
 
 def test_islands_draw_differently():
     """Rounding by chance alike on all would not average out."""
-    codec = fg.RangeFloat(bits=3, rounding="stochastic")
+    codec = fg.UniformQuantizer(bits=3)
     settings = fg.islands.Settings(fg.AllGather(codec), islands=2, deadline=60.0)
     rng = np.random.default_rng(0)
     tree = {k: rng.standard_normal(v.shape).astype(np.float32) for k, v in PARAMS.items()}

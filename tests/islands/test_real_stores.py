@@ -1,4 +1,4 @@
-"""Islands that are killed, cut off, slow or lied to, in processes, on real servers."""
+"""Islands that are killed, cut off, slow or lied to, in processes, on a real server."""
 
 import collections
 import contextlib
@@ -24,8 +24,8 @@ PROGRAM = str(ROOT / "tests" / "store_program.py")
 DEADLINE = 2.0
 SLACK = 3.0
 """Seconds for what is no waiting: a request that is under way, and other programs of a machine."""
-KILLS = {"folder": 50, "seaweed": 16, "ceph": 16}
-TAKES = {"folder": 0.002, "seaweed": 0.02, "ceph": 0.04}
+KILLS = {"folder": 50, "seaweed": 16}
+TAKES = {"folder": 0.002, "seaweed": 0.02}
 """Seconds of a request, and some: a kill is at a random instant of it."""
 REQUESTS = {
     "create contribution": 3,

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from servers import REAL, serving
+from servers import seaweed
 
 import fftgrad as fg
 from fftgrad.islands import _store
@@ -29,11 +29,20 @@ def memory(_):
 
 @contextlib.contextmanager
 def s3(_):
-    """Moto, a mock that has If-None-Match as S3 has it."""
+    """Moto, a mock that has If-None-Match as S3 has it, if its requests run one at a time."""
     moto = pytest.importorskip("moto.server")
     boto3 = pytest.importorskip("boto3")
-    server = moto.ThreadedMotoServer(port=0, verbose=False)
-    server.start()
+    lock = threading.Lock()
+
+    class Atomic(moto.DomainDispatcherApplication):
+        def __call__(self, *request):
+            with lock:
+                return super().__call__(*request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{moto.ThreadedMotoServer.__module__}.{Atomic.__base__.__name__}", Atomic)
+        server = moto.ThreadedMotoServer(port=0, verbose=False)
+        server.start()
     host, port = server.get_host_and_port()
     told = {
         "AWS_ENDPOINT": f"http://{host}:{port}",
@@ -53,18 +62,15 @@ def s3(_):
         server.stop()
 
 
-def real(name):
+@contextlib.contextmanager
+def real(path):
     """A server in a process of its own."""
-
-    @contextlib.contextmanager
-    def kind(path):
-        with serving(name, path) as server:
-            yield lambda: fg.islands.open_store(f"{server.url}/{path.name}")
-
-    return pytest.param(kind, id=name, marks=(pytest.mark.slow, pytest.mark.processes))
+    with seaweed(path) as url:
+        yield lambda: fg.islands.open_store(f"{url}/{path.name}")
 
 
-KINDS = [folder, memory, s3, *map(real, REAL)]
+SEAWEED = pytest.param(real, id="seaweed", marks=(pytest.mark.slow, pytest.mark.processes))
+KINDS = [folder, memory, s3, SEAWEED]
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)

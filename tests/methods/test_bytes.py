@@ -86,7 +86,7 @@ def test_an_optimizer_fills_a_hundredth_or_sends_what_it_is_given(name):
 
 # Dither
 
-STOCHASTIC = fg.RangeFloat(bits=4, rounding="stochastic")
+STOCHASTIC = fg.UniformQuantizer(bits=4)
 
 
 def sent(exchange, x, **options):

@@ -177,13 +177,15 @@ def test_theta_falls_with_the_learning_rate():
 
 RECOVERED = {"w": jax.ShapeDtypeStruct((200,), "float32")}
 RECOVERING = fg.methods.recover_by_loss(
-    pmean(fg.methods.fft_sparsification(0.9, recover=(0.5, 0.0))),
+    pmean(fg.methods.fft_sparsification(0.9, recover=(0.5, 0.0)), track_error=True),
     tolerance=0.1,
     axis_name=AXIS,
 )
 
 
 def test_recovery_watches_in_a_few_bytes():
+    """The loss takes 4 bytes, beside the 12 of the error that the state keeps."""
+
     def update(grads, state, loss):
         return RECOVERING.update(grads, state, value=loss)
 
@@ -193,7 +195,7 @@ def test_recovery_watches_in_a_few_bytes():
         jax.ShapeDtypeStruct((), "float32"),
     )
     found = _collectives.collectives(update, {AXIS: 4}, *args)
-    assert sum(c.bytes for c in found if c.branch == ()) == 4
+    assert sum(c.bytes for c in found if c.branch == ()) == 4 + 12
     assert {c.branch for c in found} == {(), (0,), (1,), (2,)}
 
 

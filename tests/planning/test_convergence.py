@@ -72,7 +72,7 @@ def test_the_class_of_a_row_is_that_of_its_held_out_tasks(figures):
         own, mine = trained[name], [run for run in runs("ends") if run["method"] == name]
         assert row.every == own.every
         if own.every == 1:
-            assert row.recipe == own.made(methods.Setting(8))
+            assert row.recipe == own.made(8)
             assert row.optimizer.keywords == own.optimizer.keywords
         sent = {run["mean_ratio"] for run in mine}
         if isinstance(row.recipe.exchange, fg.TwoStage):  # of 9 messages one stays

@@ -9,7 +9,8 @@ import numpy as np
 import optax
 import pytest
 from cases import EXCHANGES, HIERARCHIES, gradients, sample, values
-from parallel import AXES, AXIS, everywhere, same, two_axes
+from jax.sharding import PartitionSpec as P
+from parallel import AXES, AXIS, everywhere, same, two_axes, with_model
 from updates import BUCKETS, PAIR, WORKERS, collectives, mapped
 
 import fftgrad as fg
@@ -199,6 +200,66 @@ def test_an_optimizer_recovers_from_a_bad_step(name):
         assert np.asarray(state[1].total_notfinite).tolist() == [1] * WORKERS
 
 
+# Whole optimizers as they are pasted, in a run of eight workers, one of which has a bad gradient
+
+# Recovery: by the caller, who goes by the error
+
+
+@functools.cache
+def tracked():
+    ladder = (fg.AllGather(fg.TopK(k=1)), fg.AllReduce())
+    init, update = vmapped(
+        fg.compressed_pmean(fg.exchanges.Ladder(ladder), axis_name=AXIS, track_error=True)
+    )
+    return init, update, jax.jit(lambda s, most: fg.exchanges.next_level(s, s.error > most))
+
+
+def levels_rise(x, max_error):
+    """Whether the second step is dense, on each worker."""
+    init, update, judged = tracked()
+    state = init(x)
+    for _ in range(2):
+        mean, state = update(x, state)
+        state = judged(state, max_error)
+    dense = x.astype(np.float64).mean(0)
+    return [
+        bool(np.allclose(row, dense, rtol=1e-4, atol=1e-3 * np.abs(dense).max()))
+        for row in np.asarray(mean)
+    ]
+
+
+@pytest.mark.parametrize("scale", [1e-35, 1e-21, 1.0, 1e21, 1e36])
+def test_recovery_sees_the_error_at_any_scale(scale):
+    x = (scale * values((WORKERS, 8))).astype(np.float32)
+    assert levels_rise(x, max_error=0.25) == [True] * WORKERS
+    assert levels_rise(x, max_error=1.5) == [False] * WORKERS
+
+
+@pytest.mark.parametrize("max_error", [0.25, 0.5])
+def test_recovery_compares_the_error_and_not_its_square(max_error):
+    for error in (0.9 * max_error, 1.1 * max_error):
+        row = np.array([(1 - error**2) ** 0.5, error, *[0] * 6], np.float32)
+        x = np.stack([row] * WORKERS)
+        assert levels_rise(x, max_error) == [error > max_error] * WORKERS
+
+
+def test_recovery_judges_by_the_errors_of_all_workers():
+    sparse, dense = np.eye(8, dtype=np.float32)[0], np.ones(8, np.float32)
+    x = np.stack([sparse, dense, dense, dense])
+    assert levels_rise(x, max_error=0.8) == [True] * WORKERS
+    x = np.stack([100 * sparse, dense, sparse, sparse])
+    assert levels_rise(x, max_error=0.8) == [False] * WORKERS
+
+
+def test_the_error_of_a_hierarchy_is_not_measured():
+    exchange = fg.Hierarchical("fast", 4, fg.AllReduce())
+    tx = fg.compressed_pmean(exchange, axis_name=AXES, track_error=True)
+    init, update = two_axes(tx.init), two_axes(lambda g, s: tx.update(g, s))
+    x = jax.ShapeDtypeStruct((2, 4, 6), "float32")
+    with pytest.raises(ValueError, match="exchange_residual"):
+        jax.eval_shape(update, x, jax.eval_shape(init, x))
+
+
 # Recovery: by the loss
 
 LADDER = fg.exchanges.Ladder((fg.AllGather(fg.TopK(k=1)), fg.AllReduce()))
@@ -316,3 +377,19 @@ def test_votes_on_sparse_gradients_are_counted():
     init, update = vmapped(tx)
     found, _ = update(rows, init(rows))
     assert np.asarray(found)[0, :3].tolist() == [-1.0] * 3
+
+
+def test_recovery_by_the_error_works_beside_a_model_axis():
+    mesh = with_model()
+    ladder = (fg.AllGather(fg.TopK(k=2)), fg.AllReduce())
+    tx = fg.compressed_pmean(fg.exchanges.Ladder(ladder), axis_name=AXIS, track_error=True)
+    specs = fg.state_specs(jax.eval_shape(tx.init, jnp.zeros((16, 4))), AXIS, P(None, "model"))
+
+    def step(grads):
+        _, state = tx.update(grads[0], tx.init(grads[0]))
+        return fg.exchanges.next_level(state, state.error > 0.8).exchange[0].shared.level
+
+    run = jax.shard_map(
+        step, mesh=mesh, in_specs=P(AXIS, None, "model"), out_specs=specs.exchange[0].shared.level
+    )
+    assert int(jax.jit(run)(np.ones((4, 16, 8), np.float32))) == 1

@@ -232,7 +232,7 @@ WITH_LIKES_OF_PARAMS = {
     **{name: METHODS[name](AXIS) for name in METHODS if name != "sharded"},
     "multi_steps": transformation(),
     "trainable": fg.trainable(optax.chain(COMPRESSED, optax.adam(1)), {"up": True, "down": False}),
-    "no memory, factors": fg.compressed_pmean(fg.PowerSgd(1), axis_name=AXIS),
+    "no memory, factors": fg.compressed_pmean(fg.PowerSgd(1), axis_name=AXIS, track_error=True),
 }
 
 

@@ -100,7 +100,7 @@ def test_a_hierarchy_sends_its_bytes_within_another_exchange(exchange):
 
 
 def test_a_hierarchy_counts_what_overflows_on_all_workers():
-    codec = fg.codecs.FixedRangeFloat(bits=8, maximum=1.0)
+    codec = fg.RangeFloat(8, limits=(-1.0, 1.0))
     tx = fg.compressed_pmean(
         fg.Hierarchical("fast", 4, fg.AllGather(codec), fg.NoMemory()), axis_name=AXES
     )

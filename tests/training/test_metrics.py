@@ -63,7 +63,7 @@ def test_counts_and_the_norm_of_the_residual():
 
 def test_a_counter_stays_at_the_largest_int32():
     """And a number that tells a bad step from a good one still changes."""
-    codec = fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125)
+    codec = fg.RangeFloat(bits=8, mantissa=3, limits=(-2.0, 2.0))
     tx = pmean(fg.AllGather(codec), bucketing=fg.Bucketing("leaf", 160))
     init, update = train_step(tx, WORKERS, like=LIKE)
     far = {name: np.full((WORKERS, *leaf.shape), 1e9, np.float32) for name, leaf in LIKE.items()}
@@ -159,6 +159,33 @@ def test_memories_inside_an_exchange_have_a_key_of_their_own():
     np.testing.assert_allclose(found["exchange_residual"], wanted, rtol=1e-5)
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_the_error_of_a_step_is_measured_at_twelve_bytes_more(check_vma):
+    like = {**LIKE, "empty": jax.ShapeDtypeStruct((0, 3), "float32")}
+    start = {**zeros(LIKE), "empty": np.zeros((0, 3), np.float32)}
+    grads = {**of_step(0), "empty": np.zeros((WORKERS, 0, 3), np.float32)}
+    found = []
+    for measure in (False, True):
+        tx = pmean(track_error=measure)
+        init, update = train_step(tx, WORKERS, check_vma=check_vma, like=like)
+        compiled = update.lower(grads, init(start)).compile()
+        mean, state = compiled(grads, init(start))
+        found.append((mean, sum(c.bytes for c in fg.audit(compiled))))
+    (plain_mean, plain_bytes), (mean, sent) = found
+    assert (plain_bytes, sent) == (fg.wire_bytes(SPARSE, LIKE), plain_bytes + 12)
+    assert jax.tree.all(jax.tree.map(np.array_equal, plain_mean, mean))
+    # In the first step what was not sent is the residual.
+    wanted = root_mean_square(state.memory.worker_rows.residual) / root_mean_square(grads)
+    assert 0.1 < wanted < 1.0
+    np.testing.assert_allclose(state.error, wanted, rtol=1e-5)
+    grads["b"][2, 3] = np.inf
+    _, after = compiled(grads, state)
+    assert float(after.error) == float(state.error)
+    grads = jax.tree.map(np.zeros_like, grads)
+    _, after = compiled(grads, init(start))
+    assert float(after.error) == 0.0
+
+
 @pytest.mark.parametrize("fragments", [1, 4])
 def test_bytes_are_those_of_a_meeting(fragments):
     """Against the compiled program, in which the meeting is the only collective of its size."""
@@ -176,7 +203,9 @@ def test_bytes_are_those_of_a_meeting(fragments):
 def test_states_whose_tuples_have_become_dicts_are_read_alike(fragments):
     nnx = pytest.importorskip("flax.nnx")
     if fragments == 1:
-        tx = optax.chain(pmean(fg.TwoStage(fg.Sign(), workers=4)), optax.adam(0.1))
+        tx = optax.chain(
+            pmean(fg.TwoStage(fg.Sign(), workers=4), track_error=True), optax.adam(0.1)
+        )
     else:
         tx = fg.optimizers.diloco(optax.adam(0.1), optax.sgd(0.7), 4, fragments=2)
 

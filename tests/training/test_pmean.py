@@ -48,7 +48,7 @@ def test_dense_is_pmean_on_any_tree(mode, workers):
         np.testing.assert_allclose(rows[0], expected, rtol=tolerance, atol=1e-6)
 
 
-ONE_OF_EACH = [*{type(e): name for name, e in EXCHANGES.items()}.values(), "gather stochastic"]
+ONE_OF_EACH = [*{type(e): name for name, e in EXCHANGES.items()}.values(), "gather rotations"]
 
 
 @pytest.mark.parametrize("name", sample(ONE_OF_EACH))
@@ -75,7 +75,7 @@ def test_checked_or_not_the_steps_agree_and_lose_nothing(name):
         jax.tree.map(np.testing.assert_array_equal, state.memory, after.memory)
     for a, b in zip(*map(jax.tree.leaves, ends), strict=True):
         np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
-    if name == "gather stochastic":
+    if name == "gather rotations":
         assert np.linalg.norm(residual) > 0.1 * np.linalg.norm(wanted)
 
 
@@ -121,7 +121,7 @@ def test_empty_trees_pass():
 
 
 def test_what_overflows_is_summed_over_the_model_axis():
-    exchange = fg.AllGather(fg.codecs.FixedRangeFloat(bits=8, maximum=1.0))
+    exchange = fg.AllGather(fg.RangeFloat(8, limits=(-1.0, 1.0)))
     tx = fg.compressed_pmean(exchange, axis_name=AXIS)
 
     def step(rows):
@@ -229,7 +229,7 @@ def test_a_state_that_is_not_sharded_is_refused():
 
 
 def test_the_key_decides_the_dither_which_differs_by_step_and_worker():
-    exchange = fg.AllGather(fg.RangeFloat(bits=4, rounding="stochastic"))
+    exchange = fg.AllGather(fg.UniformQuantizer(bits=4))
     same = np.broadcast_to(gradients(ROW, 1), (4, 90))
 
     def means(key):
