@@ -51,7 +51,7 @@ class Eigenbasis(Exchange):
         A = decay · A + (1 - decay) · G Gᵀ,    Q = orthonormal(A Q),    x = (Qᵀ M R) / (s tᵀ).
 
     The right side has R and t in place of Q and s, from Gᵀ G. The inner exchange gets x, all leaves
-    as one vector. With v the variances along the directions, s = (v / mean v)^(whiten / 2). Muon
+    as one vector. With v the variances along the directions, s = (v / mean v)^(1/4). Muon
     amplifies errors of directions with small variance; s makes the relative errors of all
     directions similar. `error` is rotated back, so the residual stays valid if the basis changes.
     In an array of more than two axes, all axes except the last form the rows.
@@ -60,7 +60,6 @@ class Eigenbasis(Exchange):
       exchange: the inner exchange, such as `TwoStage(Budget(50), workers)`.
       decay: share of A that survives a step, 0 <= decay < 1.
       every: steps between updates of the basis; each of the first `every` steps updates it.
-      whiten: exponent, 0 ... 1; 0 does not scale, 0.5 divides singular values by their usual sizes.
       largest: longest side that is rotated. A side of length d stores 2 d² + d values per worker,
         and an update of its basis takes a few products of d × d matrices.
 
@@ -88,14 +87,12 @@ class Eigenbasis(Exchange):
     exchange: Exchange
     decay: float = 0.95
     every: int = 10
-    whiten: float = 0.5
     largest: int = 1024
 
     def __post_init__(self) -> None:
         check_exchange("Eigenbasis(exchange)", self.exchange)
         check_within("Eigenbasis(decay)", self.decay, "[0, 1)", "use 0.95.")
         check_count("Eigenbasis(every)", self.every, "use 10.")
-        check_within("Eigenbasis(whiten)", self.whiten, "[0, 1]", "use 0.5.")
         check_count("Eigenbasis(largest)", self.largest, "use 1024.")
         one, remedy = self.exchange.scope in ("model", None), "use TwoStage(Budget(50), workers)."
         check(one, "Eigenbasis(exchange)", "take one vector", repr(self.exchange), remedy)
@@ -189,7 +186,7 @@ class Eigenbasis(Exchange):
         variance = jnp.sum(basis * times(covariance, basis), axis=0)
         mean = jnp.mean(variance)
         relative = jnp.where(mean > 0, variance / jnp.where(mean > 0, mean, 1.0), 1.0)
-        scale = jnp.maximum(relative, FLOOR) ** (self.whiten / 2)
+        scale = jnp.maximum(relative, FLOOR) ** 0.25
         return Side(side.covariance, basis, scale)
 
     def wire_bytes(self, like: PyTree) -> int:

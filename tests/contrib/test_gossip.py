@@ -33,7 +33,6 @@ def least_squares(seed=0, workers=WORKERS, n=N, rows=40):
 
 
 H, C = least_squares()
-OPTIMUM = np.linalg.solve(H.mean(0), C.mean(0))
 
 
 def gradient(x, h=H, c=C):
