@@ -55,8 +55,8 @@ class Laws:
         """Law: the part compares, hashes and is frozen."""
         rule = "it must compare, hash and be frozen, and its repr must be the call that makes it"
         remedy = "declare its class with @dataclasses.dataclass(frozen=True), without arrays."
+        check_kind(f"{self.check}(part)", self.part, kind, f"pass a {kind.__name__}.")
         with self.running("value", rule, remedy):
-            check_kind(f"{self.check}(part)", self.part, kind, f"pass a {kind.__name__}.")
             equal = bool(copy.deepcopy(self.part) == self.part)
         fields: Any = getattr(type(self.part), "__dataclass_params__", None)
         frozen = fields is not None and fields.frozen and " at 0x" not in repr(self.part)
