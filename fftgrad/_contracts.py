@@ -5,10 +5,9 @@
     Exchange   compresses, runs the collective, decodes and averages.
 
 Rules for all of them: configuration is a frozen dataclass, whose `repr` is the call that makes it.
-State is a pytree of arrays that the caller holds. Shapes are static, and bytes depend on shapes
-only. A claim (`summable`, `unbiased`) is False until a test shows it. If x has a non-finite value,
-decompress(compress(x)) must have one too. XLA's maximum may drop a NaN, so add
-`fg.codecs.poison(x)` to a statistic of all values, such as a scale.
+State is a pytree of arrays that the caller holds. Shapes are static; bytes follow from them. A
+claim (`summable`, `unbiased`) is False until a test shows it. If x has a non-finite value, so has
+decompress(compress(x)): add `fg.codecs.poison(x)` to a scale, as XLA's maximum may drop a NaN.
 """
 
 import abc
@@ -44,8 +43,7 @@ class Compressed(NamedTuple):
     payload: Payload
     overflow: jax.Array | int = 0  # number of saturated values, int32; 0, an int, if impossible
     state: PyTree = ()  # the codec's next state
-    # the decoded payload, if `compress` knows it; a worker then does not decode its own payload
-    sparse: Sparse | None = None
+    sparse: Sparse | None = None  # the decoded payload, if `compress` knows it
 
 
 class Codec(abc.ABC):
