@@ -136,14 +136,3 @@ def test_the_chosen_mantissa_is_the_best_on_normal_data(bits):
 
     errors = {m: error(m) for m in range(1, bits + 1)}
     assert errors[fg.RangeFloat(bits).m] <= 1.05 * min(errors.values())
-
-
-def test_complex_values_are_quantized_in_both_parts():
-    z = (values((50,)) + 1j * values((50,), 1)).astype(np.complex64)
-    codec = fg.RangeFloat(bits=12)
-    assert jax.eval_shape(lambda z: codec.compress(z, (), fg.Step()), z).payload.main.size == (
-        _codes.words_for(100, 12)
-    )
-    y = round_trip(codec, z)
-    assert y.dtype == z.dtype
-    assert np.max(np.abs(y - z)) <= 2.0**-codec.m * np.max(np.abs(z))

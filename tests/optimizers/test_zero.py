@@ -13,11 +13,9 @@ from jax.sharding import PartitionSpec as P
 from parallel import AXIS, mesh_of, same
 
 import fftgrad as fg
-from fftgrad.ops import _collectives
 
 LOSSLESS = {"gradients": fg.codecs.Identity(), "parameters": fg.codecs.Identity()}
 EIGHT = fg.UniformQuantizer(bits=8, bucket=256, norm="max")
-FOUR = fg.chain(fg.Hadamard(block=256), fg.UniformQuantizer(bits=4, bucket=256, norm="max"))
 ODD = {
     "w": values((5, 3)),
     "scalar": np.float32(2.0),
@@ -181,27 +179,3 @@ def test_beside_a_model_axis_it_is_the_inner_optimizer(manual):
         np.testing.assert_allclose(leaf, exact[name], rtol=1e-4, atol=1e-5)
     assert (int(state.step), int(state.skipped)) == (7, 1)
     assert set(np.asarray(state.inner.worker_rows.reset_rows[1].count).tolist()) == {6}
-
-
-# Bytes
-
-LIKE = {
-    "embed": jax.ShapeDtypeStruct((128, 64), jnp.float32),
-    "mlp": jax.ShapeDtypeStruct((64, 256), jnp.float32),
-    "norm": jax.ShapeDtypeStruct((64,), jnp.float32),
-}
-
-
-def test_a_step_sends_what_is_predicted():
-    """Of w buffers of the one codec and one of the other, as the docstring has it."""
-    workers = 8
-    tx = fg.optimizers.sharded(optax.sgd(0.01), workers)
-    state = jax.eval_shape(tx.init, LIKE)
-    found = _collectives.collectives(tx.update, {AXIS: workers}, LIKE, state, LIKE)
-    four, eight = (
-        fg.wire_bytes(fg.TwoStage(codec, workers), LIKE, fg.Bucketing("leaf"))
-        for codec in (FOUR, EIGHT)
-    )
-    assert sum(c.bytes for c in found) == (workers * four + eight) // (workers + 1)
-    exact = fg.link_bytes(fg.AllReduce(), LIKE, workers)
-    assert exact > 5.0 * sum(c.link_bytes(workers) for c in found)
