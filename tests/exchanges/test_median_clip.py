@@ -93,9 +93,8 @@ def test_lengths_neither_overflow_nor_vanish(scale):
         np.testing.assert_allclose(found / scale, expected / scale, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("clip", [True, False])
-def test_a_bad_value_is_seen(clip):
-    mean = mean_of(clip, 4)(scaled(4, _0=np.nan))
+def test_a_bad_value_is_seen():
+    mean = mean_of(True, 4)(scaled(4, _0=np.nan))
     assert not any(np.isfinite(leaf).any() for leaf in jax.tree.leaves(mean))
 
 

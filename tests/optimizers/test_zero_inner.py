@@ -51,7 +51,6 @@ def running_sum(g):
 REFUSED = {
     "by the global norm": optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1)),
     "schedule-free": optax.contrib.schedule_free_sgd(0.1),
-    "step of Polyak": optax.polyak_sgd(),
     "by place": step_by_hand(lambda g: g | {"bias": g["bias"] * jnp.arange(g["bias"].size)}),
     "in proportion to the size": every(lambda g: g / max(1, g.size)),
     "running sums": every(running_sum),
