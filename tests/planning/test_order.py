@@ -44,10 +44,6 @@ def test_low_ranks_are_for_matrices():
     assert not low & {row.name for row in _candidates.candidates(vector, 4)}
 
 
-PLANS = 80
-"""For each number of workers."""
-
-
 @pytest.mark.parametrize("workers", [4, 512])
 def test_what_a_plan_recommends_is_never_slower_than_dense(workers):
     """Whatever the link, the step, and what an exchange takes on the device."""
@@ -56,7 +52,7 @@ def test_what_a_plan_recommends_is_never_slower_than_dense(workers):
     rows = _candidates.candidates(LIKE, workers)
     rows = rows[:2] + rows[2::5]  # those that are dense, and a few of the others
     sent = {row.name: _plan._sent(row, LIKE, groups) for row in rows}
-    for _ in range(PLANS):
+    for _ in range(80):
         bandwidth, latency, step, codec = 10 ** rng.uniform([5, -6, -4, -5], [12, -1, 1, 0])
         link = fg.planning.Link(bandwidth, latency)
         algorithm, buckets = str(rng.choice(typing.get_args(_plan.Algorithm))), rng.integers(1, 9)
