@@ -68,11 +68,8 @@ def test_six_steps_on_four_workers_are_those_of_the_equations(variant):
             held = np.stack([r[n] for r in residuals])
             assert close(state.memory.worker_rows.residual[n], held), (step, n)
         assert np.ravel(state.exchange[0].shared.error)[0] == pytest.approx(numpy.error, rel=1e-4)
-        for a, b in zip(
-            jax.tree.leaves(state.exchange[0].shared.autoencoder),
-            jax.tree.leaves(numpy.params),
-            strict=True,
-        ):
+        params = jax.tree.leaves(state.exchange[0].shared.autoencoder)
+        for a, b in zip(params, jax.tree.leaves(numpy.params), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-4)
 
 
@@ -163,10 +160,8 @@ def test_parameters_that_differ_become_those_of_one_worker_before_codes_travel(v
         mean, state = update(gradients(LIKE, WORKERS, seed=step), state)
         for leaf in jax.tree.leaves(mean):
             assert np.asarray(leaf).tobytes() == np.asarray(leaf)[:1].tobytes() * WORKERS
-    for now, then in zip(
-        jax.tree.leaves(state.exchange[0].shared.autoencoder), jax.tree.leaves(differ), strict=True
-    ):
-        np.testing.assert_array_equal(now, np.stack([then[UNTIL % WORKERS]] * WORKERS))
+    wanted = jax.tree.map(lambda then: np.stack([then[UNTIL % WORKERS]] * WORKERS), differ)
+    jax.tree.map(np.testing.assert_array_equal, state.exchange[0].shared.autoencoder, wanted)
 
 
 # Learning
@@ -225,9 +220,6 @@ def test_each_shard_of_a_model_has_an_autoencoder_of_its_own():
 
 def test_mistakes_are_answered_with_the_remedy():
     codes, rule, like = learned.LearnedCodes, fg.Threshold(fraction=0.1), LIKE["out"]
-    for make, remedy in (
-        (lambda: jax.eval_shape(codes(fg.Fft(), 3).init, like), "must be a selector"),
-        (lambda: jax.eval_shape(codes(rule, 3).init, like), "use TopK or ChunkTopK"),
-    ):
+    for codec, remedy in ((fg.Fft(), "must be a selector"), (rule, "use TopK or ChunkTopK")):
         with pytest.raises(ValueError, match=remedy):
-            make()
+            jax.eval_shape(codes(codec, 3).init, like)
