@@ -209,10 +209,6 @@ def mine(method=fg.AllReduce(), **options):  # noqa: B008
     return fg.planning.Candidate("mine", method, **options)
 
 
-def fast(workers, **options):
-    return asked(fast=(workers, "50GB/s"), **options)
-
-
 @pytest.mark.parametrize(
     ("make", "error", "remedy"),
     [
@@ -231,8 +227,8 @@ def fast(workers, **options):
         (lambda: asked(workers=2.5), TypeError, r"\(workers\): must be a whole number"),
         (lambda: asked(buckets=0), ValueError, "at least 1"),
         (lambda: asked(algorithm="rings"), ValueError, r"plan\(algorithm\): .*use 'fastest'"),
-        (lambda: fast(3), ValueError, "leave it out"),
-        (lambda: fast(8), ValueError, "two groups at least"),
+        (lambda: asked(fast=(3, "50GB/s")), ValueError, "leave it out"),
+        (lambda: asked(fast=(8, "50GB/s")), ValueError, "two groups at least"),
         (lambda: mine(fg.Sign()), TypeError, "AllGather"),
         (lambda: mine(fg.methods.sign_sgd(), every=2), ValueError, "leave it to the exchange"),
         (lambda: mine(every=0), ValueError, "use 4"),
@@ -246,16 +242,12 @@ def test_mistakes_are_answered_before_anything_is_timed(monkeypatch, make, error
         make()
 
 
-def none(rows):
-    """As if no row took anything here."""
-    return {row.name: fg.planning.Timing(0.0, 0.0) for row in rows}
-
-
 def test_each_of_two_levels_is_on_its_links():
     exact = fg.Hierarchical("fast", 2, slow=fg.AllReduce(), memory=fg.NoMemory())
     rows = [fg.planning.Candidate("dense", exact, dense=True)]
     links = {"link": fg.planning.Link(1e6, 0.0), "fast": (2, fg.planning.Link(2e6, 0.0))}
-    found = by_name(plan(workers=8, rows=rows, timings=none(rows), step=0.0, **links))
+    free = {"dense": fg.planning.Timing(0.0, 0.0)}
+    found = by_name(plan(workers=8, rows=rows, timings=free, step=0.0, **links))
     dense, size = found["dense"], 4 * 200_040
     assert dense.link_bytes == fg.link_bytes(exact, LIKE, 8)
     # Half goes to the other one of the pair, and the mean of the other half comes back.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from cases import EXCHANGES, HIERARCHIES, MEMORIES, TILED, sample
 from jax import lax
-from parallel import mesh_of
+from parallel import mesh_of, zeros
 
 import fftgrad as fg
 from fftgrad import testing
@@ -64,10 +64,6 @@ def test_an_exchange_of_two_axes_passes():
 
 
 # Parts that functions make. Each of those below is one that is right, wrong in one way.
-
-
-def zeros(tree):
-    return jax.tree.map(lambda a: jnp.zeros(a.shape), tree)
 
 
 def claims(name):
