@@ -242,11 +242,7 @@ BROKEN_CODECS = [
         "not hidden",
         "poison",
     ),
-    (
-        changed("dead zone", without_small, "last unbiased"),
-        "unbiased",
-        "do not claim",
-    ),
+    (changed("dead zone", without_small, "last unbiased"), "unbiased", "do not claim"),
     (changed("shrinks", lambda x: 0.99 * x, "last unbiased"), "unbiased", "do not claim"),
     (changed("flips", jnp.negative), "fidelity", "look at its signs"),
     (
@@ -340,11 +336,7 @@ BROKEN_EXCHANGES = [
         "replicas",
         "in the order of the workers",
     ),
-    (
-        Dense("hides later", first_only(jnp.asarray, jnp.nan_to_num)),
-        "not hidden",
-        "all_finite",
-    ),
+    (Dense("hides later", first_only(jnp.asarray, jnp.nan_to_num)), "not hidden", "all_finite"),
     (
         Dense("other later", out=with_mean(first_only(lambda a: a, lambda a: 0.9 * a))),
         "mean",
