@@ -179,4 +179,6 @@ def test_a_codec_remembers_what_counted_and_not_what_came_too_late():
     assert same(ledger._book.states, pending.states)
     ledger, _ = stateful()
     ledger.resolve(closed(counted=False), Who("a", 1))
+    fate = ledger.outcomes[-1]
+    assert (fate.counted, fate.kept, fate.reason) == (False, True, "late")
     assert ledger._book.states is None
