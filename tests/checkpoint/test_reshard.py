@@ -98,6 +98,17 @@ def test_rows_are_spread_by_the_intervals(before, after):
         np.testing.assert_array_equal(new, rows)
 
 
+@pytest.mark.parametrize("n", [1, 5, 12, 13])
+@pytest.mark.parametrize("shards", [1, 3, 4, 16])
+def test_shards_are_cut_as_the_exchange_cuts_them(n, shards):
+    from fftgrad.exchanges import _shards
+
+    x = np.arange(1.0, n + 1, dtype=np.float32)
+    wanted = np.asarray(_shards.to_shards(x, shards)[0])
+    np.testing.assert_array_equal(_reshard.cut(x, shards), wanted)
+    np.testing.assert_array_equal(_reshard.join(wanted, n), x)
+
+
 def filled(tx, workers, seed=0):
     """A state of the shapes that it has, as rows."""
     init = jax.vmap(tx.init, axis_size=workers, in_axes=None)
