@@ -151,7 +151,6 @@ POISON = {
     "not there yet": with_header(base=3),
     "of weight nan": with_header(weight=float("nan")),
     "of weight 1e-318": with_header(weight=1e-318),
-    r"of weight 1e\+308": with_header(weight=1e308),
     "says that it is of a": with_header(who=_objects.Who("a", 1)),
     "for round 1": with_header(round=1),
     "altered": lambda _, data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],

@@ -251,6 +251,14 @@ def test_an_object_that_did_not_come_to_the_disk_has_no_name(tmp_path, monkeypat
     assert store.create("a/b", b"1")
 
 
+def test_a_folder_that_is_away_is_not_made(tmp_path):
+    store = fg.islands.open_store(str(tmp_path / "run"))
+    (tmp_path / "run").rename(tmp_path / "away")
+    with pytest.raises(FileNotFoundError):
+        store.create("a/b", b"1")
+    assert not (tmp_path / "run").exists()
+
+
 class Replacing(Flaky):
     """A server that ignores the condition, and replaces what is there."""
 
