@@ -250,6 +250,14 @@ def test_a_step_is_the_mean_over_those_that_share_an_exchange(imported):
     assert run.median("seconds", 9) == pytest.approx(6.5)
 
 
+def test_runs_that_failed_are_in_no_table(imported, tmp_path, monkeypatch):
+    links = imported("links")
+    monkeypatch.setattr(links, "FOLDER", tmp_path)
+    runs = [{"method": "a", "repeat": i, "status": s} for i, s in enumerate(["failed", "done"])]
+    (tmp_path / "some.json").write_text(json.dumps({"settings": {"seed": 5}, "runs": runs}))
+    assert links.turns("some") == {"a": {6: runs[1]}}
+
+
 # Twins
 
 
