@@ -17,7 +17,7 @@ import pytest
 from cases import EXCHANGES, MEMORIES, METHODS, sample
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from parallel import AXIS, everywhere, mesh_of
+from parallel import AXIS, mesh_of
 from processes import ROOT, free_port, running
 from updates import WORKERS
 
@@ -188,17 +188,6 @@ def test_with_another_number_of_workers(tmp_path, run, workers):
     after = trained(train, found.tree, range(2), workers)
     assert int(after["state"][0].skipped) == 0
     assert int(after["state"][0].step) == 4
-
-
-def test_under_pmap(tmp_path):
-    tx = feedback()
-    update = everywhere("pmap", tx.update, WORKERS)
-    state = fresh = jax.pmap(tx.init, devices=jax.devices()[:WORKERS])(grads(0))
-    _, state = update(grads(0), state)
-    checkpoint.save(tmp_path, 1, state)
-    again = checkpoint.restore(tmp_path, fresh).tree
-    wanted = update(grads(1), state)
-    assert_same(update(grads(1), again), wanted)
 
 
 CHANGES = {
