@@ -19,20 +19,13 @@ def platforms(function):
     return str(jax.make_jaxpr(function)(LIKE)).count("platform_index")
 
 
-def test_one_platform_is_traced_where_it_is_asked_for():
-    with _platform.one():
-        assert platforms(lambda x: both(x)) == 0
-    assert platforms(lambda x: both(x)) == 1
-    with pytest.raises(ZeroDivisionError), _platform.one():
-        raise ZeroDivisionError
-    assert platforms(lambda x: both(x)) == 1
-
-
 @pytest.mark.parametrize("jitted", [False, True])
-def test_no_trace_of_one_platform_is_kept_for_a_program(jitted):
+def test_one_platform_is_traced_where_it_is_asked_for_and_no_trace_is_kept(jitted):
     function = jax.jit(both) if jitted else both
     with _platform.one():
         assert platforms(function) == 0
+    with pytest.raises(ZeroDivisionError), _platform.one():
+        raise ZeroDivisionError
     assert platforms(function) == 1
 
 

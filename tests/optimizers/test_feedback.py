@@ -39,34 +39,6 @@ def zeros(shapes):
     return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
 
 
-# The largest stable rate times curvature
-
-
-def largest(lead, late, b=0.9):
-    """Of z^d (z - 1)(z - b) + k (l (z - b) + (1 - l) (1 - b) z), all of whose roots are inside."""
-
-    def radius(k):
-        own = np.polymul([1.0, -1.0], [1.0, -b])
-        own = np.concatenate([own, np.zeros(late)])
-        return abs(
-            np.roots(np.polyadd(own, k * np.array([lead + (1 - lead) * (1 - b), -b * lead])))
-        )
-
-    low, high = 0.0, 100.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if radius(middle).max() < 1 else (low, middle)
-    return low
-
-
-@pytest.mark.parametrize(
-    ("late", "lead", "edge"),
-    [(0, 0.0, 38), (1, 0.0, 1.0), (1, 0.3, 2.5), (1, 0.5, 1.8), (1, 1.0, 1.0)],
-)
-def test_a_lead_allows_the_rates_of_the_docs(late, lead, edge):
-    assert largest(lead, late) == pytest.approx(edge, rel=0.03)
-
-
 # Muon
 
 

@@ -101,18 +101,6 @@ def test_several_buckets_are_several_collectives():
     np.testing.assert_allclose(flat(mean) + residual, flat(grads, 1).mean(0), atol=1e-5)
 
 
-def test_in_partition_only_its_own_leaves_are_exchanged():
-    exchanges = {"a": fg.AllGather(fg.TopK(k=1)), "b": fg.AllReduce()}
-    own = {
-        name: fg.compressed_pmean(exchange, axis_name=AXIS, allow_masked=True)
-        for name, exchange in exchanges.items()
-    }
-    tx, grads = optax.partition(own, {"a": "a", "b": "b"}), gradients(PAIR, 4)
-    mean = jax.device_get(everywhere("vmap", one_update(tx), 4)(grads))
-    np.testing.assert_allclose(mean["b"][0], grads["b"].mean(0), rtol=1e-5, atol=1e-6)
-    assert np.count_nonzero(mean["a"][0]) <= 4
-
-
 def test_empty_trees_pass():
     tx = fg.compressed_pmean(SPARSE, fg.ErrorFeedback(), axis_name=AXIS)
     trees = [{}, {"a": None}, {"a": np.zeros((0, 3), np.float32)}]
