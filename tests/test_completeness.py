@@ -53,7 +53,7 @@ CONTRACTS = {
     fg.codecs.Sparse,
 }
 EXTRAS = {
-    "_storage.py": {"orbax"},
+    "_storage.py": {"orbax", "tensorstore"},
     "votes.py": {"dp_accounting"},
     "_autoencoder.py": {"flax"},
     "_store.py": {"obstore"},
