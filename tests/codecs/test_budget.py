@@ -210,3 +210,10 @@ def test_words_are_counted_across_columns_as_one_after_the_other():
 )
 def test_a_ratio_is_never_more_bytes_than_it_says_but_for_the_least(ratio, n, size):
     assert fg.wire_bytes(fg.Budget(ratio=ratio), jnp.zeros(n)) == size
+
+
+def test_a_step_at_the_end_of_float32_decodes_to_what_that_holds():
+    """A level stands for more than its step: for the largest step there is nothing more."""
+    most = np.finfo(np.float32).max
+    x = (most * np.random.default_rng(0).uniform(-1, 1, 300)).astype(np.float32)
+    assert np.abs(both_ways(of_bytes(31), x)[1]).max() == most

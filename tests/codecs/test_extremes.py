@@ -60,6 +60,8 @@ def test_equal_values_survive_ternary_and_an_integer_sum(n):
 
 QUANTIZERS = [CODECS[name] for name in ("levels", "levels max", "ternary clipped", "range float")]
 QUANTIZERS += [fg.codecs.Ternary(clip=None), fg.codecs.LloydMax(bits=2, block=64), fg.Sign()]
+WITH_SCALES = [CODECS["bin means"], CODECS["ternary clipped"], fg.LogQuantizer(bits=4)]
+WITH_SCALES += [fg.codecs.LloydMax(bits=2, block=64), fg.UniformQuantizer(bits=4, bucket=64)]
 
 
 def spiky():
@@ -98,6 +100,17 @@ def test_any_codes_decode_to_finite_numbers(bits, mantissa):
         words = np.random.default_rng(0).integers(0, 2**32, payload.main.shape, np.uint32)
         garbage = payload._replace(main=words)
         assert np.all(np.isfinite(decompress(codec, garbage, x)))
+
+
+@pytest.mark.parametrize("codec", WITH_SCALES, ids=repr)
+def test_a_scale_that_is_none_decodes_to_no_number(codec):
+    """What arrives may be anything; the last of the numbers beside the codes counts for all."""
+    payload = compress(codec, spiky(), step=STEP)
+    for bad in (np.nan, np.inf):
+        side = np.array(payload.side)
+        side[-1] = bad
+        spoiled = payload._replace(side=side)
+        assert np.all(np.isnan(decompress(codec, spoiled, spiky(), step=STEP)))
 
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])

@@ -156,25 +156,3 @@ def test_arrays_of_many_kinds(name, shape):
         y = np.asarray(run(x, np.arange(len(x))))
         for law, broken in broken_laws(codec, x, y):
             assert not broken.any(), f"{law}: {kind}, rows {np.flatnonzero(broken)}"
-
-
-BINS = [
-    (fg.codecs.BinMeans(), 100),
-    (fg.codecs.BinMeans(), 4096),
-    (fg.codecs.BinMeans(bits=1), 100),
-    (fg.chain(fg.TopK(k=8), fg.codecs.BinMeans()), 100),
-]
-
-
-@pytest.mark.parametrize(("codec", "n"), BINS, ids=str)
-def test_a_value_is_sent_by_the_code_whose_mean_it_is_in(codec, n):
-    """XLA found the codes again for the means, and rounded them otherwise."""
-    run = jax.jit(functools.partial(round_trip, codec), compiler_options=OPTIMIZED)
-    rng = np.random.default_rng(1)
-    for make in (constant, nearly_equal):
-        for x in np.asarray(make(rng, (40, n)), np.float32):
-            y = np.asarray(run(x, 0))
-            kept = y != 0
-            assert np.count_nonzero(kept) == (n if isinstance(codec, fg.codecs.BinMeans) else 8)
-            for value in np.unique(y[kept]):
-                np.testing.assert_allclose(np.mean(x[y == value], dtype=np.float64), value, 1e-5)

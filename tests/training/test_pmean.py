@@ -53,7 +53,7 @@ ONE_OF_EACH = [*{type(e): name for name, e in EXCHANGES.items()}.values(), "gath
 
 @pytest.mark.parametrize("name", sample(ONE_OF_EACH))
 def test_checked_or_not_the_steps_agree_and_lose_nothing(name):
-    """Sum of what was applied + mean residual = sum of the mean gradients; a bad step is undone.
+    """Sum of what was applied + mean residual = sum of the mean gradients.
 
     The second loss of two stages is in the residuals of the shards' owners.
     """
@@ -68,11 +68,6 @@ def test_checked_or_not_the_steps_agree_and_lose_nothing(name):
         ends.append((mean, state.memory.worker_rows))
         residual = flat(state.memory.worker_rows.residual, 1).mean(0)
         np.testing.assert_allclose(applied + residual, wanted, atol=1e-4)
-        grads["scalar"] = np.float32([1, 1, np.nan, 1])
-        mean, after = update(grads, state)
-        assert not np.all(np.isfinite(flat(mean)))
-        assert (int(after.skipped), int(after.step)) == (1, 5)
-        jax.tree.map(np.testing.assert_array_equal, state.memory, after.memory)
     for a, b in zip(*map(jax.tree.leaves, ends), strict=True):
         np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
     if name == "gather rotations":
