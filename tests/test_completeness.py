@@ -3,6 +3,7 @@
 import ast
 import doctest
 import inspect
+import operator
 import pathlib
 import re
 import runpy
@@ -17,23 +18,12 @@ import fftgrad as fg
 from fftgrad.codecs._chain import Chain, stages
 
 ROOT = pathlib.Path(__file__).parent.parent
-ROOMS = {
-    "": fg,
-    "codecs.": fg.codecs,
-    "memories.": fg.memories,
-    "exchanges.": fg.exchanges,
-    "training.": fg.training,
-    "methods.": fg.methods,
-    "optimizers.": fg.optimizers,
-    "tools.": fg.tools,
-    "checkpoint.": fg.checkpoint,
-    "testing.": fg.testing,
-    "planning.": fg.planning,
-    "islands.": fg.islands,
-    "contrib.gossip.": fg.contrib.gossip,
-    "contrib.votes.": fg.contrib.votes,
-    "contrib.learned.": fg.contrib.learned,
-}
+NAMES = (
+    *("codecs", "memories", "exchanges", "training", "methods", "optimizers", "tools"),
+    *("checkpoint", "testing", "planning", "islands"),
+    *("contrib.gossip", "contrib.votes", "contrib.learned"),
+)
+ROOMS = {"": fg} | {f"{name}.": operator.attrgetter(name)(fg) for name in NAMES}
 """What has public names, the top first."""
 
 
@@ -63,7 +53,7 @@ CONTRACTS = {
     fg.codecs.Sparse,
 }
 EXTRAS = {
-    "_storage.py": {"orbax"},
+    "_storage.py": {"orbax", "tensorstore"},
     "votes.py": {"dp_accounting"},
     "_autoencoder.py": {"flax"},
     "_store.py": {"obstore"},

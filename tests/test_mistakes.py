@@ -298,15 +298,8 @@ def test_a_seed_that_draws_as_another_is_refused(owner):
             KEYED[owner](seed)
 
 
-def test_the_largest_seed_is_one_of_its_own():
-    largest = jax.random.key_data(fg.Step.of((1 << 32) - 1).shared)
-    assert not np.array_equal(largest, jax.random.key_data(fg.Step.of(0).shared))
-
-
-def test_any_integer_is_a_seed():
-    own, *others = [
-        jax.random.key_data(fg.Step.of(seed).shared)
-        for seed in (3, np.int64(3), np.uint8(3), jnp.int32(3), np.array(3))
-    ]
-    for other in others:
-        np.testing.assert_array_equal(own, other)
+def test_any_integer_is_a_seed_and_the_largest_is_one_of_its_own():
+    seeds = 3, np.int64(3), np.uint8(3), jnp.int32(3), np.array(3), 0, (1 << 32) - 1
+    keys = [jax.random.key_data(fg.Step.of(seed).shared).tobytes() for seed in seeds]
+    assert len({*keys[:5]}) == 1
+    assert len({*keys}) == 3

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 from cases import CODECS, EXCHANGES, MEMORIES, METHODS, SLOW, gradients, values
-from parallel import AXIS, everywhere, flat, of_size, train_step
+from parallel import AXIS, everywhere, flat, of_size
 from stepwise import once
 
 import fftgrad as fg
@@ -45,56 +45,6 @@ def test_an_axis_of_prime_length_is_transformed():
     y = np.asarray(jax.jit(lambda x: fg.compress(transform, x).main)(np.ones(381, np.float32)))
     # Two tiles, one of them with a row of padding: a few large coefficients, not 381.
     assert np.sum(np.sort(np.square(y))[-8:]) > 0.97 * 381
-
-
-def test_a_row_without_gradient_does_not_run_away_under_signs():
-    like = {"w": jax.ShapeDtypeStruct((4, 8), "float32")}
-    init, update = train_step(
-        fg.compressed_pmean(fg.methods.sign_sgd(), axis_name=AXIS), 4, like=like
-    )
-    state = init({"w": np.zeros((4, 8), np.float32)})
-    walked, size = np.zeros(8), 0.0
-    for step in range(60):
-        row = np.array(gradients(like, 4, seed=step)["w"])
-        row[:, 0] = 0.0
-        updates, state = update({"w": row}, state)
-        walked += np.asarray(updates["w"])[0]
-        size = max(size, np.abs(np.asarray(updates["w"])).max())
-    assert np.abs(walked).max() <= 4 * size
-
-
-def residuals_after(exchanges, steps=60):
-    """Their lengths, in units of a gradient that differs between steps and workers."""
-    grads = np.random.default_rng(3).standard_normal((4, steps, 2_000)).astype(np.float32)
-
-    def residual(tx, grads):
-        state = tx.init(grads[0])
-        state, _ = jax.lax.scan(lambda s, g: tx.update(g, s)[::-1], state, grads)
-        return state.memory.worker_rows.residual
-
-    def all_of_them(grads):
-        txs = [fg.compressed_pmean(e, fg.ErrorFeedback(), axis_name=AXIS) for e in exchanges]
-        return [residual(tx, grads) for tx in txs]
-
-    found = everywhere("vmap", all_of_them, 4)(grads)
-    return [np.linalg.norm(rows) / np.sqrt(4 * 2_000) for rows in found]
-
-
-def test_feedback_piles_up_what_few_levels_round_by_chance():
-    three, ternary, bits, seven, sign = residuals_after(
-        [
-            fg.exchanges.QuantizedAllReduce(workers=4),
-            fg.AllGather(fg.codecs.Ternary()),
-            fg.AllGather(fg.UniformQuantizer(bits=4)),
-            fg.exchanges.QuantizedAllReduce(workers=4, levels=7),
-            fg.AllGather(fg.Sign()),
-        ]
-    )
-    assert three > 8
-    assert ternary > 8
-    assert bits > 80
-    assert seven < 0.3
-    assert sign < 1
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-20, 1.0, 1e20, 3e38])

@@ -66,19 +66,25 @@ a = b[0](c)  # [not](a/link.md)
 """
 
 
-def test_with_an_address_links_and_pictures_are_found(build):
-    text = build["readme"](TEXT, HOME, "v1")
+def test_with_an_address_links_and_pictures_are_found(build, tmp_path):
+    (tmp_path / "README.md").write_text(TEXT)
+    (tmp_path / "pyproject.toml").write_text(f'[tool.fftgrad]\nrepository = "{HOME}/"\n')
+    hook, metadata = build["Hook"](), {"version": "1.2"}
+    hook.root = str(tmp_path)
+    hook.update(metadata)
+    assert metadata["readme"]["content-type"] == "text/markdown"
     for target in (
-        f"({HOME}/blob/v1/docs/plan.md#a)",
+        f"({HOME}/blob/v1.2/docs/plan.md#a)",
         "(https://jax.dev)",
         "(#links)",
-        f"![Loss]({HOME}/raw/v1/docs/figures/a.png)",
-        f'srcset="{HOME}/raw/v1/docs/b.png"',
-        f'src="{HOME}/raw/v1/docs/c.png"',
+        f"![Loss]({HOME}/raw/v1.2/docs/figures/a.png)",
+        f'srcset="{HOME}/raw/v1.2/docs/b.png"',
+        f'src="{HOME}/raw/v1.2/docs/c.png"',
         "a = b[0](c)  # [not](a/link.md)",
     ):
-        assert target in text
-    assert build["urls"](HOME)["Changelog"] == f"{HOME}/blob/main/CHANGELOG.md"
+        assert target in metadata["readme"]["text"]
+    assert metadata["urls"]["Repository"] == HOME
+    assert metadata["urls"]["Changelog"] == f"{HOME}/blob/main/CHANGELOG.md"
 
 
 def test_without_an_address_there_are_no_dead_links(build):
@@ -98,14 +104,3 @@ def test_no_link_of_the_readme_is_relative(build, repository):
     targets = re.findall(r"\]\(([^)\s]+)\)|src(?:set)?=\"([^\"]+)\"", prose)
     assert all(re.match(r"https?:|#", one or other) for one, other in targets)
     assert bool(targets) == bool(repository)
-
-
-def test_the_hook_reads_the_address_of_the_repository(build, tmp_path):
-    (tmp_path / "README.md").write_text(TEXT)
-    (tmp_path / "pyproject.toml").write_text(f'[tool.fftgrad]\nrepository = "{HOME}/"\n')
-    hook, metadata = build["Hook"](), {"version": "1.2"}
-    hook.root = str(tmp_path)
-    hook.update(metadata)
-    assert metadata["readme"]["content-type"] == "text/markdown"
-    assert f"({HOME}/blob/v1.2/docs/plan.md#a)" in metadata["readme"]["text"]
-    assert metadata["urls"]["Repository"] == HOME

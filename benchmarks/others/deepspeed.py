@@ -99,7 +99,7 @@ def _module(**contents: Any) -> Any:
 
 
 def ours(codec: fg.codecs.Quantizer, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The mean, and the error of each shard's mean, after one step: its owner keeps w times that."""
+    """The mean, and the error of the mean of each shard after one step: its owner keeps w of it."""
     tx = pmean(fg.TwoStage(codec, workers=WORKERS), fg.ErrorFeedback())
     updates, state = run(tx, row[None])
     shards = np.split(residual(state.memory), WORKERS, axis=1)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -43,9 +44,9 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
       keep: number of checkpoints to keep, at least 2, because the newest may become damaged.
 
     Raises:
-      TypeError: if a leaf is no array, or has a dtype that JAX does not have, such as text.
-      ValueError: if Orbax cannot store a dtype, such as uint4; if the folder has a checkpoint of
-        this step or a later one; or if copies of an array differ between devices.
+      TypeError: if Orbax cannot store a leaf, such as uint4, text or an int of more than 64 bits.
+      ValueError: if the folder has a checkpoint of this step or a later one, or if copies of an
+        array differ between devices.
 
     Example:
       >>> import tempfile
@@ -81,8 +82,9 @@ def _check_leaves(tree: PyTree) -> None:
     for path, leaf in jax.tree.leaves_with_path(tree):
         argument = f"save(tree{jax.tree_util.keystr(path)})"
         kinds = jax.Array | np.ndarray | np.generic | bool | int | float | complex
-        fine = isinstance(leaf, kinds) and not isinstance(leaf, np.ma.MaskedArray)
-        check_type(fine, argument, "be an array", leaf, "convert it, or leave it out.")
+        is_array = isinstance(leaf, kinds) and not isinstance(leaf, np.ma.MaskedArray)
+        fine, remedy = is_array and stores(_as_array(leaf).dtype), "convert it, or leave it out."
+        check_type(fine, argument, "be an array of a dtype that Orbax stores", leaf, remedy)
 
 
 def _as_array(value: Any) -> Any:
@@ -229,6 +231,20 @@ def orbax() -> Any:
     except ImportError as error:
         raise missing_extra("fftgrad.checkpoint", "Orbax", "checkpoint") from error
     return ocp
+
+
+def stores(dtype: np.dtype[Any]) -> bool:
+    """True if Orbax can store this dtype. Orbax writes through TensorStore."""
+    orbax()
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):  # saved as the data of the keys
+        return True
+    import tensorstore
+
+    try:
+        tensorstore.dtype(dtype.name)
+    except ValueError:
+        return False
+    return dtype.isnative
 
 
 def opened(directory: pathlib.Path, keep: int | None = None) -> "ocp.CheckpointManager":

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import check, check_choice, check_count, value
+from fftgrad._values import check, check_choice, check_count, check_type, value
 from fftgrad.codecs import _quantizers
 from fftgrad.ops import _codes, _finite, _positions
 
@@ -126,6 +126,9 @@ class RangeFloat(Quantizer):
             check_count("RangeFloat(mantissa)", self.mantissa, remedy, 1, self.bits)
         check_choice("RangeFloat(rounding)", self.rounding, get_args(Rounding))
         if self.limits is not None:
+            fine = type(self.limits) is tuple and [*map(type, self.limits)] == [float, float]
+            remedy = "use (-1.0, 1.0)."
+            check_type(fine, "RangeFloat(limits)", "be a tuple of two numbers", self.limits, remedy)
             low, high = self.limits
             fine = low < 0 < high and math.isfinite(high - low)
             window = self._window(None) if fine else Window(0, 0, 0, 0)

@@ -55,17 +55,6 @@ def slurm(count, number, port):
     }
 
 
-def open_mpi(count, number, port):
-    """What mpirun of Open MPI 4 sets of what JAX reads."""
-    return [], {
-        "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://127.0.0.1:34911",
-        "OMPI_COMM_WORLD_SIZE": str(count),
-        "OMPI_COMM_WORLD_RANK": str(number),
-        "OMPI_COMM_WORLD_LOCAL_RANK": str(number),
-        "JAX_COORDINATOR_PORT": str(port),
-    }
-
-
 def start(folder, cache, count, launcher, arguments, programs=None):
     port = free_port()
     told = [launcher(count, number, port) for number in range(count)]
@@ -108,7 +97,7 @@ def tells(process, victim):
     ("launcher", "count", "victim"),
     [
         pytest.param(slurm, 2, 1, id="worker 1"),
-        pytest.param(open_mpi, 2, 0, id="worker 0"),
+        pytest.param(by_hand, 2, 0, id="worker 0"),
         pytest.param(by_hand, 4, 2, id="one of four", marks=pytest.mark.slow),
     ],
 )

@@ -250,27 +250,12 @@ def test_a_step_is_the_mean_over_those_that_share_an_exchange(imported):
     assert run.median("seconds", 9) == pytest.approx(6.5)
 
 
-def test_a_table_compares_with_the_dense_runs_of_the_same_turn(imported, tmp_path, monkeypatch):
-    figures = imported("links")
-    monkeypatch.setattr(figures, "FOLDER", tmp_path)
-
-    def run(method, step, repeat=0):
-        told = {"method": method, "label": f"a {method}", "repeat": repeat, "status": "done"}
-        return told | {"step_s": step}
-
-    first = [run("dense", 4.0), run("bf16", 2.0), run("top-k", 1.0)]
-    again = [run("dense", 6.0, 1), run("top-k", 3.0, 1), run("bf16", 9.0, 1) | {"status": "failed"}]
-    more = [run("dense", 6.0), run("top-k", 1.0)]
-    for name, seed, runs in (("some", 0, first + again), ("some-2", 2, more), ("other", 0, first)):
-        content = {"settings": {"seed": seed}, "runs": runs}
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    assert figures.methods("some")["dense"]["step_s"] == 6.0
-    table = figures.links_table({"one": "some", "two": "other"}).splitlines()
-    assert table[2:] == [
-        "| a dense | 6.00 (4.00-6.00) | 4.00 |",
-        "| a bf16 | 2.00 | 2.00 |",
-        "| a top-k | 1.00 (1.00-3.00); 4.0, 2.0 | 1.00; 4.0, 2.0 |",
-    ]
+def test_runs_that_failed_are_in_no_table(imported, tmp_path, monkeypatch):
+    links = imported("links")
+    monkeypatch.setattr(links, "FOLDER", tmp_path)
+    runs = [{"method": "a", "repeat": i, "status": s} for i, s in enumerate(["failed", "done"])]
+    (tmp_path / "some.json").write_text(json.dumps({"settings": {"seed": 5}, "runs": runs}))
+    assert links.turns("some") == {"a": {6: runs[1]}}
 
 
 # Twins

@@ -117,10 +117,22 @@ def test_below_eps_goes_to_the_nearer_of_zero_and_eps():
 
 def test_beyond_the_range_saturates_and_is_counted():
     codec = fg.RangeFloat(bits=8, mantissa=3, limits=(-1.0, 2.0))
-    x = np.float32([3.0, np.inf, 1.9, -1.5, -np.inf, np.nan])
+    x = np.float32([3.0, np.inf, 1.9, -1.5, -np.inf, np.nan, -1.0, 2.0])
     y, overflow = both_ways(codec, x)
     assert overflow == 5
-    assert y.tolist() == [2.0, 2.0, 1.875, -1.0, -1.0, 2.0]
+    assert y.tolist() == [2.0, 2.0, 1.875, -1.0, -1.0, 2.0, -1.0, 2.0]
+
+
+def test_limits_are_rounded_as_values_and_the_least_value_is_normal():
+    assert round_trip(fg.RangeFloat(8, 3, limits=(-1.99, 1.99)), np.float32([1.99])) == 2.0
+    eps = fg.RangeFloat(16, 2, limits=(-1.0, 1.0))._window(None).eps
+    assert float(eps) == np.finfo(np.float32).tiny
+
+
+@pytest.mark.parametrize("limits", [1.0, (-1.0,), [-1.0, 1.0], (-1.0, True), "ab"])
+def test_limits_are_two_numbers(limits):
+    with pytest.raises(TypeError, match=r"RangeFloat\(limits\): must be a tuple of two numbers"):
+        fg.RangeFloat(8, limits=limits)
 
 
 @pytest.mark.parametrize("bits", [4, 5, 6, 8, 10, 12])

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 import reference_learned as oracle
 from cases import gradients, sample, values
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from parallel import AXIS, everywhere, train_step
+from parallel import AXIS, everywhere, train_step, with_model
 
 import fftgrad as fg
 from fftgrad.contrib import _autoencoder as _training
@@ -69,32 +68,13 @@ def test_six_steps_on_four_workers_are_those_of_the_equations(variant):
             held = np.stack([r[n] for r in residuals])
             assert close(state.memory.worker_rows.residual[n], held), (step, n)
         assert np.ravel(state.exchange[0].shared.error)[0] == pytest.approx(numpy.error, rel=1e-4)
-        for a, b in zip(
-            jax.tree.leaves(state.exchange[0].shared.autoencoder),
-            jax.tree.leaves(numpy.params),
-            strict=True,
-        ):
+        params = jax.tree.leaves(state.exchange[0].shared.autoencoder)
+        for a, b in zip(params, jax.tree.leaves(numpy.params), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-4)
 
 
 def close(found, wanted):
     return np.linalg.norm(found - wanted) <= 1e-3 * np.linalg.norm(wanted) + 1e-6
-
-
-def test_the_layers_are_those_of_the_equations():
-    """With an innovation, which adds what `weight` says at its own place and nothing elsewhere."""
-    for net in (NET, learned.Autoencoder(encoder=(8, 4, 6), code=3, decoder=(2, 5, 4))):
-        params, row = jax.jit(net.init)(), values((29,))
-        given = np.zeros(29)
-        given[[3, 28]] = 2.0, -1.0
-        same = as_float64(params)
-        code = jax.jit(net.encode)(params, row)
-        np.testing.assert_allclose(code, oracle.encode(same, row), atol=1e-4)
-        assert code.shape == net.code_shape(29)
-        decode = jax.jit(lambda p, c, g, net=net: net.decode(p, c, 29) + net.weight(p) * g)
-        found = decode(params, code, given.astype(np.float32))
-        wanted = oracle.decode(same, np.asarray(code, np.float64), given)
-        np.testing.assert_allclose(found, wanted, atol=1e-4)
 
 
 def test_the_default_has_the_layers_of_the_paper():
@@ -180,10 +160,8 @@ def test_parameters_that_differ_become_those_of_one_worker_before_codes_travel(v
         mean, state = update(gradients(LIKE, WORKERS, seed=step), state)
         for leaf in jax.tree.leaves(mean):
             assert np.asarray(leaf).tobytes() == np.asarray(leaf)[:1].tobytes() * WORKERS
-    for now, then in zip(
-        jax.tree.leaves(state.exchange[0].shared.autoencoder), jax.tree.leaves(differ), strict=True
-    ):
-        np.testing.assert_array_equal(now, np.stack([then[UNTIL % WORKERS]] * WORKERS))
+    wanted = jax.tree.map(lambda then: np.stack([then[UNTIL % WORKERS]] * WORKERS), differ)
+    jax.tree.map(np.testing.assert_array_equal, state.exchange[0].shared.autoencoder, wanted)
 
 
 # Learning
@@ -210,7 +188,7 @@ def test_what_is_not_finite_moves_nothing_and_a_worker_without_values_teaches_no
 
 @pytest.mark.full
 def test_each_shard_of_a_model_has_an_autoencoder_of_its_own():
-    mesh = jax.make_mesh((4, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2)
+    mesh = with_model()
     specs = {"w": P("model")}
     tx = pmean("leader", until=1, dense=())
     params = {"w": np.zeros((80, 3), np.float32)}
@@ -242,9 +220,6 @@ def test_each_shard_of_a_model_has_an_autoencoder_of_its_own():
 
 def test_mistakes_are_answered_with_the_remedy():
     codes, rule, like = learned.LearnedCodes, fg.Threshold(fraction=0.1), LIKE["out"]
-    for make, remedy in (
-        (lambda: jax.eval_shape(codes(fg.Fft(), 3).init, like), "must be a selector"),
-        (lambda: jax.eval_shape(codes(rule, 3).init, like), "use TopK or ChunkTopK"),
-    ):
+    for codec, remedy in ((fg.Fft(), "must be a selector"), (rule, "use TopK or ChunkTopK")):
         with pytest.raises(ValueError, match=remedy):
-            make()
+            jax.eval_shape(codes(codec, 3).init, like)

@@ -10,38 +10,22 @@ from fftgrad.islands._model import Model, Programs
 from fftgrad.islands._objects import Contribution, Entry, Manifest, Who
 from fftgrad.islands._residual import Change, Ledger
 from fftgrad.islands._round import Gathering
-from fftgrad.islands._store import Create, Delete, List, Performer, Read
+from fftgrad.islands._store import Clock, Wait
 
 MODEL = Model.of(PARAMS)
 PROGRAMS = Programs.of(MODEL, SETTINGS.exchange, NESTEROV, SETTINGS.rate)
 
 
-class Store:
-    """A world as a store."""
-
-    def __init__(self, world):
-        self.world = world
-
-    def create(self, key, data):
-        return self.world.answer(Create(key, data))
-
-    def read(self, key):
-        return self.world.answer(Read(key))
-
-    def list(self, folder, after):
-        return self.world.answer(List(folder, after))
-
-    def delete(self, keys):
-        return self.world.answer(Delete(keys))
-
-
 def answered(steps, world):
     """What comes of steps in a world where nobody else is."""
-
-    def wait(seconds):
-        world.now += seconds
-
-    return Performer(Store(world), clock=lambda: world.now, wait=wait).run(steps)
+    answer = None
+    while True:
+        try:
+            request = steps.send(answer)
+        except StopIteration as end:
+            return end.value
+        world.now += request.seconds if isinstance(request, Wait) else 0.0
+        answer = world.now if isinstance(request, Clock | Wait) else world.answer(request)
 
 
 def anchor(number, expected=("a", "b", "c")):
@@ -179,4 +163,6 @@ def test_a_codec_remembers_what_counted_and_not_what_came_too_late():
     assert same(ledger._book.states, pending.states)
     ledger, _ = stateful()
     ledger.resolve(closed(counted=False), Who("a", 1))
+    fate = ledger.outcomes[-1]
+    assert (fate.counted, fate.kept, fate.reason) == (False, True, "late")
     assert ledger._book.states is None

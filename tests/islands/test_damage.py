@@ -26,6 +26,24 @@ class Damages(Actor):
             self.world.objects[_objects.manifest_key(1)] = b""
 
 
+class Slow(Actor):
+    """It looks into round 1 late: at all, or once it has `written` its contribution."""
+
+    waited = False
+
+    def __init__(self, *args, written):
+        super().__init__(*args)
+        self.written = written
+
+    def postpones(self, request):
+        key = _objects.contribution_key(1, self.member.who)
+        looks = getattr(request, "folder", "") == _objects.round_folder(1)
+        if self.waited or not looks or (self.written and key not in self.world.objects):
+            return 0.0
+        self.waited = True
+        return 300.0
+
+
 SPARE = dataclasses.replace(SETTINGS, anchors=6)
 
 
@@ -47,20 +65,7 @@ def test_a_contribution_in_a_round_that_was_passed_by_an_anchor_is_not_sent_twic
     """Its manifest is damaged, and nobody can say whether it counted."""
     world = World(53)
 
-    class Late(Actor):
-        """It cannot reach the store for a while, after it has handed in."""
-
-        waited = False
-
-        def postpones(self, request):
-            folder = getattr(request, "folder", "") == _objects.round_folder(1)
-            written = _objects.contribution_key(1, self.member.who) in world.objects
-            if folder and written and not self.waited:
-                self.waited = True
-                return 300.0
-            return 0.0
-
-    late = Late(world, "c", 6, 10.0)
+    late = Slow(world, "c", 6, 10.0, written=True)
     everyone = run([Damages(world, "a", 20, 10.0), Damages(world, "b", 20, 10.0), late])
     same_bits(everyone)
     assert late.failure is None, late.failure
@@ -129,17 +134,6 @@ def test_a_manifest_that_names_what_was_altered_since_is_not_obeyed_with_it():
     """Who had not read it waits for the anchor of those who had."""
     world = World(58)
 
-    class Slow(Actor):
-        """It does not look into round 1 before it is closed."""
-
-        waited = False
-
-        def postpones(self, request):
-            if getattr(request, "folder", "") != _objects.round_folder(1) or self.waited:
-                return 0.0
-            self.waited = True
-            return 200.0
-
     class Damages(Actor):
         damaged = False
 
@@ -153,7 +147,7 @@ def test_a_manifest_that_names_what_was_altered_since_is_not_obeyed_with_it():
                     self.damaged, world.objects[key] = True, values.tobytes()
 
     damages = [Damages(world, name, 15, 10.0) for name in "ab"]
-    slow = Slow(world, "c", 5, 10.0)
+    slow = Slow(world, "c", 5, 10.0, written=False)
     same_bits(run([*damages, slow]))
     assert slow.failure is None, slow.failure
     assert 2 not in slow.digests

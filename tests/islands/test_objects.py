@@ -3,7 +3,6 @@
 import functools
 
 import hypothesis
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -171,15 +170,6 @@ def test_an_anchor_is_of_its_outer_optimizer():
     other = Model.of({"w": jnp.zeros((4, 4))})
     with pytest.raises(DamagedError, match="of other parameters"):
         read_anchor(WRITTEN["anchor"], Programs.of(other, SETTINGS.exchange, NESTEROV))
-
-
-def test_what_is_on_the_host_is_on_one_cpu_device():
-    """Whatever the default device of the program is."""
-    with jax.default_device(jax.devices()[3]):
-        found = mean(fg.AllGather(fg.codecs.Identity()), trees(2), [0.5, 0.5])
-    again = mean(fg.AllGather(fg.codecs.Identity()), trees(2), [0.5, 0.5])
-    for path, _ in SHAPES:
-        np.testing.assert_array_equal(found[path], again[path])
 
 
 def test_a_damaged_manifest_is_named():

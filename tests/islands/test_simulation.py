@@ -20,7 +20,7 @@ from simulation import (
 )
 
 import fftgrad as fg
-from fftgrad.islands import _objects, _round
+from fftgrad.islands import _objects
 from fftgrad.islands._objects import Contribution
 from fftgrad.islands._store import Create
 
@@ -82,30 +82,6 @@ def test_of_many_crashes(faults, first):
         lives(seed, Faults(**FAULTS[faults]), 30)
 
 
-def test_an_island_that_died_is_missed_once():
-    world = World(3)
-    actors = [Actor(world, name, 6, 10.0) for name in "abc"]
-
-    actors[2] = Mortal(world, "c", 6, 10.0, within=4)
-    run(actors)
-    assert [m.missed for m in world.manifests() if m.missed] == [["c"]]
-    waited = [m.waited for m in world.manifests()]
-    assert waited[4] >= SETTINGS.deadline > max(waited[5:])
-
-
-def test_nobody_stops_for_longer_than_the_deadline():
-    """A slow island is waited for by nobody, and counts in the rounds that it comes to."""
-    world = World(4)
-    paces = {"a": 10.0, "b": 11.0, "c": 20.0}
-    everyone = run([Actor(world, name, 8, pace) for name, pace in paces.items()])
-    same_bits(everyone)
-    slack = 20 * 1.0  # requests, of a second each
-    assert max(actor.stopped for actor in everyone) < SETTINGS.deadline + slack
-    slow = everyone[2]
-    assert sum(outcome.counted for outcome in slow.member.ledger.outcomes) >= 4
-    slow.check_law()
-
-
 def test_of_long_rounds_a_slow_island_counts_in_some_and_closes_none_alone():
     world = World(41)
     paces = {"a": 600.0, "b": 603.0, "c": 1000.0}
@@ -115,6 +91,7 @@ def test_of_long_rounds_a_slow_island_counts_in_some_and_closes_none_alone():
     assert all({"a", "b"} <= names for names in counted[:9])
     assert 3 <= sum("c" in names for names in counted[:9]) < 9
     assert max(actor.stopped for actor in everyone[:2]) < SETTINGS.deadline + 20.0
+    everyone[2].check_law()
 
 
 def test_of_long_rounds_who_is_left_alone_goes_on():
@@ -174,7 +151,6 @@ POISON = {
     "not there yet": with_header(base=3),
     "of weight nan": with_header(weight=float("nan")),
     "of weight 1e-318": with_header(weight=1e-318),
-    r"of weight 1e\+308": with_header(weight=1e308),
     "says that it is of a": with_header(who=_objects.Who("a", 1)),
     "for round 1": with_header(round=1),
     "altered": lambda _, data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
@@ -210,69 +186,6 @@ def test_a_weight_counts_for_no_more_than_the_limit():
     run(list(everyone))
     same_bits(everyone)
     assert [entry.weight for entry in world.manifests()[2].counted] == [1.0, 1.0, SETTINGS.limit]
-
-
-def test_who_is_alone_and_too_old_goes_on_from_the_next_round():
-    world, bases = World(9), []
-
-    class Old(Actor):
-        def change(self, tree, base):
-            bases.append(base)
-            return super().change(tree, -9 if len(bases) == 2 else base)
-
-    alone = Old(world, "a", 4, 10.0)
-    run([alone])
-    fates = [(fate.counted, fate.reason) for fate in alone.member.ledger.outcomes]
-    assert fates == [(True, ""), (False, "stale: starts from round -9"), (True, ""), (True, "")]
-    assert bases == [0, 1, 2, 3]
-    alone.check_law()
-
-
-def test_what_came_too_late_is_sent_in_the_next_round():
-    """One writes its contribution after the others have closed the round."""
-    world = World(6)
-    a, b = (Actor(world, name, 4, 10.0) for name in "ab")
-
-    class Late(Actor):
-        def postpones(self, request):
-            return 100.0 * (
-                getattr(request, "key", "") == _objects.contribution_key(1, self.member.who)
-            )
-
-    c = Late(world, "c", 4, 10.0)
-    lawful(run([a, b, c]))
-    fate = next(o for o in c.member.ledger.outcomes if o.round == 1)
-    assert (fate.counted, fate.kept, fate.reason) == (False, True, "late")
-    assert world.manifests()[1].missed == ["c"]
-
-
-def test_whoever_holds_other_bits_is_found_and_takes_the_next_anchor():
-    world = World(7)
-    actors = [Actor(world, name, 12, 10.0) for name in "abc"]
-
-    class Flipped(Actor):
-        flipped = False
-
-        def turn(self):
-            anchor = getattr(self.member, "anchor", None)
-            if anchor and anchor.round == 4 and not self.flipped:
-                self.flipped = True
-                w = anchor.params["w"] + np.float32(1e-6)
-                tree = anchor.params | {"w": w}
-                self.member.anchor = _round.make_anchor(4, tree, anchor.outer, anchor.expected)
-            super().turn()
-
-        def note(self):
-            if not self.flipped or self.member.anchor.round != 4:
-                super().note()
-
-    actors[2] = Flipped(world, "c", 12, 10.0)
-    everyone = run(list(actors))
-    same_bits(everyone)
-    said = [(m.round, r.island, r.reason) for m in world.manifests() for r in m.refused]
-    assert said[0][:2] == (4, "c")
-    assert "holds another anchor" in said[0][2]
-    assert everyone[2].member.ledger.outcomes[-1].counted
 
 
 @pytest.mark.parametrize("begins", range(1, 10, 3))

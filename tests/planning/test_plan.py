@@ -86,16 +86,7 @@ def test_a_row_is_the_sum_of_its_parts():
     for row in found.values():
         assert sum(row.parts) == pytest.approx(row.seconds), row.name
     assert local.parts.decompress == pytest.approx(each.parts.decompress / 4)
-
-
-@pytest.mark.parametrize("names", [NAMES, pytest.param((), marks=SLOW)])
-def test_bytes_are_those_of_the_exchange(names):
-    rows = [r for r in _candidates.candidates(LIKE, WORKERS) if not names or r.name in names]
-    found = by_name(plan(rows=rows))
-    for row in rows:
-        told = found[row.name]
-        over = fg.link_bytes(row.recipe, LIKE, WORKERS) / row.every
-        assert told.link_bytes == pytest.approx(over), row.name
+    assert local.link_bytes == pytest.approx(each.link_bytes / 4)
 
 
 def test_a_slow_link_is_compressed_and_a_fast_one_not():
@@ -218,10 +209,6 @@ def mine(method=fg.AllReduce(), **options):  # noqa: B008
     return fg.planning.Candidate("mine", method, **options)
 
 
-def fast(workers, **options):
-    return asked(fast=(workers, "50GB/s"), **options)
-
-
 @pytest.mark.parametrize(
     ("make", "error", "remedy"),
     [
@@ -240,8 +227,8 @@ def fast(workers, **options):
         (lambda: asked(workers=2.5), TypeError, r"\(workers\): must be a whole number"),
         (lambda: asked(buckets=0), ValueError, "at least 1"),
         (lambda: asked(algorithm="rings"), ValueError, r"plan\(algorithm\): .*use 'fastest'"),
-        (lambda: fast(3), ValueError, "leave it out"),
-        (lambda: fast(8), ValueError, "two groups at least"),
+        (lambda: asked(fast=(3, "50GB/s")), ValueError, "leave it out"),
+        (lambda: asked(fast=(8, "50GB/s")), ValueError, "two groups at least"),
         (lambda: mine(fg.Sign()), TypeError, "AllGather"),
         (lambda: mine(fg.methods.sign_sgd(), every=2), ValueError, "leave it to the exchange"),
         (lambda: mine(every=0), ValueError, "use 4"),
@@ -255,16 +242,12 @@ def test_mistakes_are_answered_before_anything_is_timed(monkeypatch, make, error
         make()
 
 
-def none(rows):
-    """As if no row took anything here."""
-    return {row.name: fg.planning.Timing(0.0, 0.0) for row in rows}
-
-
 def test_each_of_two_levels_is_on_its_links():
     exact = fg.Hierarchical("fast", 2, slow=fg.AllReduce(), memory=fg.NoMemory())
     rows = [fg.planning.Candidate("dense", exact, dense=True)]
     links = {"link": fg.planning.Link(1e6, 0.0), "fast": (2, fg.planning.Link(2e6, 0.0))}
-    found = by_name(plan(workers=8, rows=rows, timings=none(rows), step=0.0, **links))
+    free = {"dense": fg.planning.Timing(0.0, 0.0)}
+    found = by_name(plan(workers=8, rows=rows, timings=free, step=0.0, **links))
     dense, size = found["dense"], 4 * 200_040
     assert dense.link_bytes == fg.link_bytes(exact, LIKE, 8)
     # Half goes to the other one of the pair, and the mean of the other half comes back.
@@ -272,20 +255,15 @@ def test_each_of_two_levels_is_on_its_links():
     assert dense.parts.exchange == pytest.approx(slow + fast, rel=1e-3)
 
 
-def test_over_fast_links_the_memory_is_that_of_the_group():
+def test_over_fast_links_all_is_hierarchical_with_the_memory_of_the_group():
     alone = {row.name: row for row in _candidates.candidates(LIKE, 4)}
-    for row in _candidates.candidates(LIKE, 4, 2):
-        own = row.recipe.exchange
-        assert row.recipe == fg.Recipe(own)
-        assert fg.Recipe(own.slow, own.memory) == alone[row.name].recipe
-
-
-def test_all_that_is_compared_of_two_levels_is_hierarchical():
-    rows = _candidates.candidates(LIKE, 4, 2)
-    assert all(isinstance(row.recipe.exchange, fg.Hierarchical) for row in rows)
-    names = {row.name for row in rows}
-    assert {"4 local steps, signs", "4 local steps, two stages, Muon"} <= names
-    assert not [name for name in names if "rank" in name]
+    found = {row.name: row.recipe for row in _candidates.candidates(LIKE, 4, 2)}
+    for name, recipe in found.items():
+        own = recipe.exchange
+        assert (type(own), recipe) == (fg.Hierarchical, fg.Recipe(own))
+        assert fg.Recipe(own.slow, own.memory) == alone[name].recipe
+        assert "rank" not in name
+    assert {"4 local steps, signs", "4 local steps, two stages, Muon"} <= found.keys()
 
 
 @pytest.mark.parametrize("choose", [some, pytest.param(list, marks=pytest.mark.full)])

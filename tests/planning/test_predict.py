@@ -1,6 +1,4 @@
-"""The model of a step: its closed forms and the papers' models within it; predictions of chains."""
-
-import math
+"""The model of a step: its closed forms, and predictions of chains."""
 
 import jax
 import jax.numpy as jnp
@@ -61,13 +59,8 @@ def test_short_messages_among_many_workers_go_by_trees(kind, turns, times):
     link = fg.planning.Link(1.25e8, 1e-4)
     found = collective_seconds(kind, 500_000, 512, link)
     assert found == pytest.approx(turns * 1e-4 + times * 500_000 / 1.25e8)
-
-
-def test_long_messages_among_few_workers_go_by_rings():
-    link = fg.planning.Link(1.25e8, 1e-4)
-    for size in (1e7, 1e9):
-        ring = collective_seconds("all-reduce", size, 4, link, "ring")
-        assert collective_seconds("all-reduce", size, 4, link) == ring
+    ring = collective_seconds("all-reduce", 1e9, 4, link, "ring")
+    assert collective_seconds("all-reduce", 1e9, 4, link) == ring
 
 
 def test_the_slowest_axis_holds_up_a_collective():
@@ -87,51 +80,9 @@ def test_nothing_hides_in_one_bucket_and_most_in_many():
     assert step_seconds(slow, buckets=8) == pytest.approx(7.0 + 1.0 + 0.2)
     assert step_seconds(slow, every=4) == step_seconds(slow, every=4, buckets=8)
     assert step_seconds(slow, every=4) == pytest.approx(1 + 8.3 / 4)
-
-
-def test_dense_training_is_that_of_agarwal_et_al():
-    """max(backward, (buckets - 1) · one) + the last, arXiv:2103.00543."""
-    backward, one, buckets = 0.3, 0.05, 9
-    parts = Parts(backward, 0.0, buckets * one, 0.0)
-    assert step_seconds(parts, buckets=buckets) == pytest.approx(max(0.3, 8 * 0.05) + 0.05)
-
-
-@pytest.mark.parametrize("workers", [2, 16, 128])
-def test_redsync_is_the_model_with_trees(workers):
-    p, elements, density, beta, alpha = workers, 10_000_000, 0.001, 4 / 1.25e8, 5e-5
-    select, decode, add = 0.01, 0.002, 1e9
-    sent, whole = 4 * elements * density, 4 * elements
-    link = fg.planning.Link(1.25e8, alpha)
-    gathered = collective_seconds("all-gather", sent, p, link, "tree")
-    reduced = collective_seconds("all-reduce", whole, p, link, "tree")
-    lg = math.log2(p)
-    sparse = select + lg * alpha + (p - 1) * elements * density * beta + p * decode
-    dense = 2 * lg * alpha + 2 * (p - 1) / p * elements * beta + (p - 1) / p * elements / add
-    adding = (p - 1) / p * elements / add
-    assert step_seconds(Parts(0.0, select, gathered, p * decode)) == pytest.approx(sparse)
-    assert step_seconds(Parts(0.0, 0.0, reduced, adding)) == pytest.approx(dense)
-
-
-@pytest.mark.parametrize(("gigabits", "pays"), [(10, 1.5), (56, 29.5), (60, math.inf)])
-def test_the_fft_papers_ratio_is_that_of_two_workers_without_latency(gigabits, pays):
-    """k > 1 / (1 - 2 T_comm (4 / T_m + 1 / T_f + 1 / T_p + 1 / T_s)), HPDC 2020, section 3.2."""
-    size, comm = 1e9, gigabits / 8 * 1e9
-    cost = 4 / 600e9 + 1 / 71e9 + 1 / 67e9 + 1 / 30e9
-    share = 1 - 2 * comm * cost
-    least = 1 / share if share > 0 else math.inf
-    if math.isfinite(least):
-        assert least <= pays * 1.01
-    link = fg.planning.Link(comm, 0.0)
-
-    def seconds(ratio):
-        sent = collective_seconds("all-gather", size / ratio, 2, link)
-        return step_seconds(Parts(0.0, size * cost, sent, size * cost))
-
-    dense = step_seconds(Parts(0.0, 0.0, collective_seconds("all-reduce", size, 2, link), 0.0))
-    if math.isfinite(least):
-        assert seconds(1.01 * least) < dense < seconds(0.99 * least)
-    else:
-        assert seconds(1e9) > dense
+    # Of dense training it is Agarwal et al., arXiv:2103.00543: max(step, 8 messages) + the last.
+    dense = Parts(step=0.3, compress=0.0, exchange=9 * 0.05, decompress=0.0)
+    assert step_seconds(dense, buckets=9) == pytest.approx(max(0.3, 8 * 0.05) + 0.05)
 
 
 LIKE = {"w": jax.ShapeDtypeStruct((30, 40), "float32"), "b": jax.ShapeDtypeStruct((7,), "bfloat16")}
@@ -200,8 +151,7 @@ def test_what_is_sent_in_each_step_counts_in_each():
         predicted(local_steps(1))
     assert predicted(local_steps(1), 4) == pytest.approx(each / 4)
     assert predicted(local_steps(4), step=1.0) == pytest.approx(1 + each / 4)  # nothing hides
-    for every in (1, 4):
-        assert predicted(local_steps(4), every) == pytest.approx(each / 4)
+    assert predicted(local_steps(4), 4) == pytest.approx(each / 4)
     assert predicted(local_steps(2), 2) == pytest.approx(each / 4)
 
 

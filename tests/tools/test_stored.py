@@ -13,22 +13,15 @@ import pytest
 from cases import CODECS, values
 from hypothesis import given
 from hypothesis import strategies as st
+from parallel import same
 
 import fftgrad as fg
+from fftgrad.ops._shapes import spec
 
 STEP = fg.Step.of(3)
 VECTOR = goldens.SHORT
 ROUNDED = {"fft.bin", "budget.bin", "top-k-4-bits.bin"}
 """Made by logarithms, roots and sums of products, whose last bit is each machine's own."""
-
-
-def equal(a, b):
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return jax.tree.structure(a) == jax.tree.structure(b) and all(
-        (x.dtype, x.shape) == (y.dtype, y.shape)
-        and np.asarray(x).tobytes() == np.asarray(y).tobytes()
-        for x, y in pairs
-    )
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -38,7 +31,9 @@ def test_a_payload_comes_back_bit_for_bit(name):
     data = fg.tools.to_bytes(payload, codec, x)
     assert len(data) == fg.wire_bytes(codec, x) + 20
     for kind in (bytes, bytearray, memoryview):
-        assert equal(fg.tools.from_bytes(kind(data), codec, x), payload)
+        found = fg.tools.from_bytes(kind(data), codec, x)
+        assert same(found, payload)
+        assert spec(found) == spec(payload)
     assert fg.tools.to_bytes(jax.tree.map(np.asarray, payload), codec, x) == data
 
 
@@ -55,12 +50,9 @@ def test_the_format_is_the_documented_one():
 # Golden files
 
 
-def test_the_golden_files_are_these():
-    assert {file.name for file in goldens.BYTES.iterdir()} == set(goldens.STORED)
-
-
 @pytest.mark.parametrize("file", goldens.STORED)
 def test_an_old_file_is_read_and_written_alike(file):
+    assert {path.name for path in goldens.BYTES.iterdir()} == set(goldens.STORED)
     codec, data = CODECS[goldens.STORED[file]], (goldens.BYTES / file).read_bytes()
     payload = fg.tools.from_bytes(data, codec, VECTOR)
     assert fg.tools.to_bytes(payload, codec, VECTOR) == data
@@ -74,26 +66,18 @@ def test_an_old_file_is_read_and_written_alike(file):
 # What is no such file
 CODEC = CODECS["blocked 4 bits"]
 LIKE = jax.ShapeDtypeStruct((60,), "float32")
-GOOD, OTHER = (
-    fg.tools.to_bytes(messages.compress(CODEC, values((60,), seed)), CODEC, LIKE) for seed in (7, 8)
-)
+GOOD = fg.tools.to_bytes(messages.compress(CODEC, values((60,), 7)), CODEC, LIKE)
 
 
-def test_every_flip_of_a_bit_is_refused():
+def test_every_flip_of_a_bit_and_every_length_but_one_is_refused():
     for bit in range(8 * len(GOOD)):
         bad = bytearray(GOOD)
         bad[bit // 8] ^= 1 << bit % 8
         with pytest.raises(ValueError, match=r"from_bytes\(data\): must .*, got .*; \w"):
             fg.tools.from_bytes(bad, CODEC, LIKE)
-
-
-def test_every_length_but_one_is_refused():
-    for length in range(len(GOOD)):
-        with pytest.raises(ValueError, match=rf"must have {len(GOOD)} bytes .* got {length}; "):
-            fg.tools.from_bytes(GOOD[:length], CODEC, LIKE)
-    for more in (b"\0", GOOD[-4:], GOOD):
-        with pytest.raises(ValueError, match=rf"must have {len(GOOD)} bytes"):
-            fg.tools.from_bytes(GOOD + more, CODEC, LIKE)
+    for bad in (*(GOOD[:length] for length in range(len(GOOD))), GOOD + b"\0", GOOD + GOOD):
+        with pytest.raises(ValueError, match=rf"must have {len(GOOD)} bytes .* got {len(bad)}; "):
+            fg.tools.from_bytes(bad, CODEC, LIKE)
 
 
 def sealed(data):
@@ -147,14 +131,11 @@ def test_mistakes_are_answered_with_the_remedy():
         fg.tools.from_bytes(GOOD, CODEC, np.zeros((0, 3)))
     with pytest.raises(ValueError, match=r"to_bytes\(payload\): must be what"):
         fg.tools.to_bytes(fg.codecs.Payload(jnp.zeros(3)), CODEC, LIKE)
-
-
-def test_another_dtype_is_not():
-    """What is compressed is float32, whatever it was."""
-    x = np.asarray(VECTOR).astype("bfloat16")
-    payload = messages.compress(CODEC, x)
-    like = jax.ShapeDtypeStruct(x.shape, jnp.float32)
-    assert equal(fg.tools.from_bytes(fg.tools.to_bytes(payload, CODEC, x), CODEC, like), payload)
+    # Another dtype is no mistake: what is compressed is float32.
+    data = fg.tools.to_bytes(
+        fg.tools.from_bytes(GOOD, CODEC, LIKE), CODEC, jnp.zeros(60, "bfloat16")
+    )
+    assert data == GOOD
 
 
 def test_no_memory_is_taken_before_the_size_is_right():
@@ -169,22 +150,10 @@ def test_no_memory_is_taken_before_the_size_is_right():
         assert peak < 1 << 18, peak
 
 
-bytes_like = st.one_of(
-    st.binary(max_size=2 * len(GOOD)),
-    st.integers(0, len(GOOD)).map(lambda n: GOOD[:n]),
-    st.integers(0, len(GOOD)).map(lambda n: GOOD[:n] + OTHER[n:]),
-    st.lists(st.integers(0, 8 * len(GOOD) - 1), min_size=1, max_size=5).map(
-        lambda bits: bytes(
-            byte ^ sum(1 << b % 8 for b in set(bits) if b // 8 == i) for i, byte in enumerate(GOOD)
-        )
-    ),
-    st.binary(min_size=len(GOOD) - 24, max_size=len(GOOD) - 24).map(
-        lambda body: GOOD[:20] + body + GOOD[-4:]
-    ),
-)
+words = st.binary(min_size=len(GOOD) - 24, max_size=len(GOOD) - 24)
 
 
-@given(bytes_like)
+@given(st.binary(max_size=2 * len(GOOD)) | words.map(lambda body: GOOD[:20] + body + GOOD[-4:]))
 def test_bytes_with_a_checksum_are_refused_or_written_alike(data):
     """Anything may be in the words; then it is a payload all the same."""
     data = sealed(data)

@@ -270,6 +270,22 @@ def test_the_time_to_compile_does_not_grow_with_the_square_of_the_leaves():
     assert many < 6 * few, f"60 leaves {few:.1f} s, 240 leaves {many:.1f} s"
 
 
+def test_a_bad_step_tells_recovery_nothing_by_its_loss_either():
+    """Or one bad batch of one worker would end compression for the run."""
+    ladder = (fg.AllGather(fg.TopK(k=5)), fg.AllReduce())
+    tx = by_loss(fg.exchanges.Ladder(ladder), tolerance=0.5)
+    rows = values((WORKERS, 40))
+    update = jax.jit(jax.vmap(lambda g, s, loss: tx.update(g, s, value=loss), axis_name=AXIS))
+    state, levels = jax.jit(jax.vmap(tx.init))(rows), []
+    for step in range(5):
+        bad = (np.arange(WORKERS) == 2) & (step == 2)
+        grads = np.where(bad[:, None], np.float32(np.nan), rows)
+        _, state = update(grads, state, np.where(bad, np.float32(np.nan), np.float32(1)))
+        levels.append(int(np.asarray(state.inner.exchange[0].shared.level)[0]))
+    assert levels == [0] * 5
+    assert np.asarray(state.inner.skipped)[0] == 1
+
+
 def test_a_bad_step_of_the_warm_up_is_not_counted():
     """Or the second moment would be frozen at what no gradient went into."""
     tx = fg.methods.scale_by_one_bit_adam(1, WORKERS, axis_name=AXIS)
