@@ -61,7 +61,7 @@ def sharded(
         θ ← θ + C(φ - θ)   on all workers.
 
     The next difference includes the error of C, so errors do not accumulate. Chain nothing after
-    this optimizer, because its updates are already the compressed differences.
+    this optimizer: φ would not follow.
 
     The inner optimizer gets flat shards of shape (size, 1, ...), with as many axes as the leaf. So
     it must be elementwise, like Adam, SGD, Lion, schedules and weight decay. `init` tries four
