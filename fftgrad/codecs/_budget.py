@@ -38,8 +38,11 @@ GROWTH = 1.5
 
 TINY = float(jnp.finfo(jnp.float32).tiny)
 
-LANE, BLOCK, SAMPLED = 32, 128, 8
+LANE, BLOCK, SAMPLED = 24, 128, 8
 """Candidates per lane, and lanes per block; the sample holds one of SAMPLED blocks."""
+
+SUMMED, SUM_BITS = 64, 17
+"""A sum of exponents of SUMMED lanes is below 2**SUM_BITS: those of a candidate are at most 48."""
 
 FEW = 1 << 11
 """Least number of words of a sample."""
@@ -119,13 +122,13 @@ def finest(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
 
 
 class Lanes(NamedTuple):
-    """Candidates in columns of 32.
+    """Candidates in columns of LANE, as one array for each row.
 
-    A scan of all columns keeps its state in registers; a running maximum takes a dozen passes.
+    A pass over all columns keeps its state in registers; a running maximum takes a dozen passes.
     """
 
-    positions: jax.Array  # int32[LANE, m]
-    magnitude: jax.Array  # float32[LANE, m], zero after the last candidate
+    positions: tuple[jax.Array, ...]  # LANE arrays int32[m]
+    magnitude: tuple[jax.Array, ...]  # LANE arrays float32[m], zero after the last candidate
     start: jax.Array  # index of the first candidate in each column, int32[m]
     part: jax.Array  # number of candidates per cut, int32[]
 
@@ -134,10 +137,11 @@ class Lanes(NamedTuple):
         k = candidates.positions.size
         # Pad once here: a bound check inside the passes would prevent their vectorization.
         missing = -k % (LANE * BLOCK if k > LANE * BLOCK else LANE)
-        positions, magnitude = (
+        columns = (
             _shapes.rows(jnp.pad(x, (0, missing)), LANE).T
             for x in (candidates.positions, candidates.magnitude)
         )
+        positions, magnitude = columns
         start = LANE * lax.iota(jnp.int32, positions.shape[1])
         return cls(positions, magnitude, start, jnp.int32(-(-k // CUTS)))
 
@@ -152,30 +156,27 @@ class Lanes(NamedTuple):
 
     def words(self, order: jax.Array, level: jax.Array) -> jax.Array:
         """Return the number of words for the codes of a level."""
-        fineness, cut = level // CUTS, level % CUTS
+        fineness, cut = level // CUTS, self.part * (level % CUTS)
         units = resolution(fineness), resolution(fineness + 1)
-        row = lax.broadcasted_iota(jnp.int32, self.positions.shape, 0)
-        _, kept = _reach(self.magnitude, self.start[None] + row, self.part * cut, units)
-        first = jnp.min(jnp.where(kept, self.positions, jnp.iinfo(jnp.int32).max), axis=0)
-        end = jnp.max(jnp.where(kept, self.positions + 1, 0), axis=0)
-        before = jnp.pad(_count.cummax(end), (1, 0))[:-1]
-        outer = jnp.where(end > 0, _exp_golomb.exponents(first - before, order), 0)
-
-        def follow(carry: tuple[jax.Array, ...], row: tuple[jax.Array, ...]) -> Any:
-            last, inner = carry
-            i, at, magnitude = row
-            reaches, kept = _reach(magnitude, self.start + i, self.part * cut, units)
+        most = jnp.iinfo(jnp.int32).max
+        first, last = jnp.full_like(self.start, most), jnp.full_like(self.start, -1)
+        inner = jnp.zeros_like(self.start)
+        for i, (at, magnitude) in enumerate(zip(self.positions, self.magnitude, strict=True)):
+            reaches, kept = _reach(magnitude, self.start + i, cut, units)
             gap = jnp.where(last < 0, 0, _exp_golomb.exponents(at - last - 1, order))
             q = jnp.maximum(reaches.astype(jnp.int32), 1)
-            # A lane has a sum of exponents below 2**16, so the bits above can hold its count.
-            more = gap + _exp_golomb.exponents(q - 1, 0) + (1 << 16)
-            return (jnp.where(kept, at, last), inner + jnp.where(kept, more, 0)), None
-
-        rows = lax.iota(jnp.int32, LANE), self.positions, self.magnitude
-        carry = jnp.full_like(end, -1), jnp.zeros_like(end)
-        (_, inner), _ = lax.scan(follow, carry, rows, unroll=LANE)
-        count = jnp.sum(inner >> 16, dtype=jnp.int32)
-        total = jnp.sum(inner & (1 << 16) - 1, dtype=jnp.int32) + jnp.sum(outer, dtype=jnp.int32)
+            # Above the sum of the exponents, the high bits hold the number of kept candidates.
+            more = gap + _exp_golomb.exponents(q - 1, 0) + (1 << SUM_BITS)
+            inner = inner + jnp.where(kept, more, 0)
+            first = jnp.minimum(first, jnp.where(kept, at, most))
+            last = jnp.where(kept, at, last)
+        # Each array has one reader, because XLA computes the columns again for each reader.
+        first, last, inner = lax.optimization_barrier((first, last, inner))
+        before = jnp.pad(_count.cummax(last + 1), (1, 0))[:-1]
+        outer = jnp.where(first < most, _exp_golomb.exponents(first - before, order), 0)
+        inner = jnp.sum(_shapes.rows(inner, SUMMED), axis=1, dtype=jnp.int32)
+        count = jnp.sum(inner >> SUM_BITS, dtype=jnp.int32)
+        total = jnp.sum(inner & (1 << SUM_BITS) - 1, dtype=jnp.int32) + jnp.sum(outer, dtype=jnp.int32)
         return _exp_golomb.words_for(2 * count, total, (order + 1) * count)
 
 
@@ -190,15 +191,12 @@ def _reach(
 
 def _by_digits(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
     """Find the finest level that fits, three bits at a time, in a loop of known length."""
-
-    def words_at(level: jax.Array) -> jax.Array:
-        kept, q = candidates.at(level)
-        gaps = _exp_golomb.exponents(gaps_of(candidates.positions, kept), order)
-        each = jnp.where(kept, gaps + _exp_golomb.exponents(q - 1, 0), 0)
-        count, total = (jnp.sum(x, dtype=jnp.int32) for x in (kept, each))
-        return _exp_golomb.words_for(2 * count, total, (order + 1) * count)
-
-    words_of = jax.vmap(words_at)
+    lanes = Lanes.of(candidates)
+    # Separate arrays, because XLA for GPUs would write a copy of each row in each pass.
+    rows = tuple(lanes.positions), tuple(lanes.magnitude)
+    positions, magnitude = lax.optimization_barrier(rows)
+    lanes = lanes._replace(positions=positions, magnitude=magnitude)
+    words_of = jax.vmap(functools.partial(lanes.words, order))
 
     def settle(i: jax.Array, level: jax.Array) -> jax.Array:
         shift = LEVEL_BITS - DIGIT_BITS * (i + 1)
@@ -260,9 +258,9 @@ def _by_secants(
         following = jnp.clip(following, low + 1, high - 1)
         return _Bracket(low, high, following, b.turn + 1, b.next, excess, slope)
 
-    zero = _axes.vary_like(jnp.int32(0), lanes.magnitude)
+    zero = _axes.vary_like(jnp.int32(0), lanes.magnitude[0])
     start = jnp.clip(first, 1, LEVELS - 1)
-    slope = _axes.vary_like(slope, lanes.magnitude)
+    slope = _axes.vary_like(slope, lanes.magnitude[0])
     unknown = zero.astype(jnp.float32)
     bracket = _Bracket(zero, zero + LEVELS, start, zero, zero, unknown, slope)
     return lax.while_loop(lambda b: b.high - b.low > 1, narrow, bracket)
