@@ -134,22 +134,25 @@ def _encode_at_once(
     columns = list(zip(numbers, orders, strict=True))
     # In unused rows, exponents count as 0, so that the places of the used rows follow each other.
     each = [jnp.where(used, exponents(*c), 0) for c in columns]
-    before = _before(each)
-    ones = used.astype(jnp.int32)
-    index = _count.cumsum(ones) - ones
+    counted = jnp.stack([sum(each[1:], each[0]), used.astype(jnp.int32)])
+    before, index = jax.vmap(_count.cumsum)(counted) - counted
     end = before + len(each) * index - 1
     start = before + sum(orders) * index
-    unary = stream = _axes.vary_like(jnp.zeros((words,), jnp.uint32), end)
+    parts = []  # places of words and their bits
     for (number, order), exponent in zip(columns, each, strict=True):
         end = end + exponent + 1
         at, low = _word_and_bit(end)
-        unary = _add(unary, at, jnp.uint32(1) << low, used)
+        parts.append((at, jnp.uint32(1) << low))
+        # The rests are stored backwards. Behind the last code, no bit is set in word -1.
         at, low = _word_and_bit(start)
         rest = _rest(number, order, exponent)
-        stream = _add(stream, at, rest << low, used)
-        stream = _add(stream, at + 1, (rest >> 1) >> (WORD - 1 - low), used)
+        parts.append((words - 1 - at, rest << low))
+        parts.append((words - 2 - at, (rest >> 1) >> (WORD - 1 - low)))
         start = start + exponent + order
-    return unary | stream[::-1]
+    # A scatter for each part would read all columns again. No bit is set twice, so add the bits.
+    at, bits = (jnp.stack(x, axis=1) for x in zip(*parts, strict=True))
+    stream = _axes.vary_like(jnp.zeros((words,), jnp.uint32), used)
+    return stream.at[at].add(jnp.where(used[:, None], bits, 0), mode="drop")
 
 
 def decode(
@@ -215,9 +218,3 @@ def _before(exponents: list[jax.Array]) -> jax.Array:
     """Return, for each row, the sum of the exponents of all earlier rows."""
     rows = sum(exponents[1:], exponents[0])
     return _count.cumsum(rows) - rows
-
-
-def _add(words: jax.Array, word: jax.Array, bits: jax.Array, used: jax.Array) -> jax.Array:
-    """Set more bits of words. Addition sets them correctly, because no bit is set twice."""
-    bits = jnp.where(used, bits, 0)
-    return words.at[word].add(bits, indices_are_sorted=True, mode="drop")
