@@ -138,21 +138,23 @@ class Lanes(NamedTuple):
         # Pad once here: a bound check inside the passes would prevent their vectorization.
         missing = -k % (LANE * BLOCK if k > LANE * BLOCK else LANE)
         columns = (
-            _shapes.rows(jnp.pad(x, (0, missing)), LANE).T
+            _shapes.rows(jnp.pad(x, (0, missing)), LANE)
             for x in (candidates.positions, candidates.magnitude)
         )
-        positions, magnitude = columns
-        start = LANE * lax.iota(jnp.int32, positions.shape[1])
+        # Separate arrays, because XLA for GPUs would write a copy of each row in each pass.
+        rows = tuple(tuple(x[:, i] for i in range(LANE)) for x in columns)
+        positions, magnitude = lax.optimization_barrier(rows)
+        start = LANE * lax.iota(jnp.int32, positions[0].size)
         return cls(positions, magnitude, start, jnp.int32(-(-k // CUTS)))
 
     def sample(self) -> "Lanes":
         """Keep one of `SAMPLED` blocks; only the gap before each kept block changes."""
 
         def few(x: jax.Array) -> jax.Array:
-            blocks = x.reshape(*x.shape[:-1], -1, BLOCK)
-            return blocks[..., ::SAMPLED, :].reshape(*x.shape[:-1], -1)
+            return x.reshape(-1, BLOCK)[::SAMPLED].ravel()
 
-        return Lanes(few(self.positions), few(self.magnitude), few(self.start), self.part)
+        rows = (self.positions, self.magnitude, self.start)
+        return Lanes(*jax.tree.map(few, rows), self.part)
 
     def words(self, order: jax.Array, level: jax.Array) -> jax.Array:
         """Return the number of words for the codes of a level."""
@@ -192,10 +194,6 @@ def _reach(
 def _by_digits(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
     """Find the finest level that fits, three bits at a time, in a loop of known length."""
     lanes = Lanes.of(candidates)
-    # Separate arrays, because XLA for GPUs would write a copy of each row in each pass.
-    rows = tuple(lanes.positions), tuple(lanes.magnitude)
-    positions, magnitude = lax.optimization_barrier(rows)
-    lanes = lanes._replace(positions=positions, magnitude=magnitude)
     words_of = jax.vmap(functools.partial(lanes.words, order))
 
     def settle(i: jax.Array, level: jax.Array) -> jax.Array:
