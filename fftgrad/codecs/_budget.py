@@ -23,8 +23,11 @@ from fftgrad.ops import (
 )
 
 ORDERS = 16
-ORDER_SAMPLE = 8
-PER_OCTAVE, CUTS, OCTAVES = 32, 8, 16
+ORDER_SAMPLE, ORDER_GAPS = 8, 1 << 12
+"""The order is fitted to one of ORDER_SAMPLE gaps; of many candidates, to about ORDER_GAPS gaps."""
+
+CUT_BITS = 3
+PER_OCTAVE, CUTS, OCTAVES = 32, 1 << CUT_BITS, 16
 """Candidates for the step T (finenesses) per octave, cuts per candidate, and octaves."""
 
 LEVELS = PER_OCTAVE * CUTS * OCTAVES
@@ -78,11 +81,12 @@ class Candidates(NamedTuple):
 
     def at(self, level: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return True for the coefficients that a level sends, bool[k], and q >= 1, int32[k]."""
-        index, part = lax.iota(jnp.int32, self.magnitude.size), -(-self.magnitude.size // CUTS)
-        fineness, cut = level // CUTS, part * (level % CUTS)
-        units = resolution(fineness), resolution(fineness + 1)
+        index = lax.iota(jnp.int32, self.magnitude.size)
+        cut, units = _at_level(level, -(-self.magnitude.size // CUTS))
         reaches, kept = _reach(self.magnitude, index, cut, units)
-        return kept, jnp.maximum(reaches.astype(jnp.int32), 1)
+        # XLA for CPUs vectorizes these shifts, but no conversion of floats to integers.
+        bits = lax.bitcast_convert_type(jnp.maximum(reaches, 1.0), jnp.int32)
+        return kept, (bits & (1 << 23) - 1 | 1 << 23) >> 150 - (bits >> 23)
 
 
 def _power(exponent: jax.Array) -> jax.Array:
@@ -104,7 +108,9 @@ def gaps_of(positions: jax.Array, kept: jax.Array) -> jax.Array:
 
 def order_of(candidates: Candidates) -> jax.Array:
     """Return the order with the fewest bits for the gaps of a sample of the candidates."""
-    gaps = jnp.diff(candidates.positions, prepend=-1)[::ORDER_SAMPLE] - 1
+    at = candidates.positions
+    index = jnp.arange(0, at.size, max(ORDER_SAMPLE, at.size // ORDER_GAPS))
+    gaps = at[index] - jnp.where(index > 0, at[index - 1], -1) - 1
     orders = jnp.arange(ORDERS, dtype=jnp.int32)[:, None]
     bits = 2 * _exp_golomb.exponents(gaps[None], orders) + orders
     return jnp.argmin(jnp.sum(bits, axis=1, dtype=jnp.int32)).astype(jnp.int32)
@@ -122,53 +128,55 @@ def finest(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
 
 
 class Lanes(NamedTuple):
-    """Candidates in columns of LANE, as one array for each row.
+    """Candidates in columns of LANE; iterate over the rows, each an array [m].
 
     A pass over all columns keeps its state in registers; a running maximum takes a dozen passes.
     """
 
-    positions: tuple[jax.Array, ...]  # LANE arrays int32[m]
-    magnitude: tuple[jax.Array, ...]  # LANE arrays float32[m], zero after the last candidate
+    positions: jax.Array | tuple[jax.Array, ...]  # int32[LANE, m]
+    magnitude: jax.Array | tuple[jax.Array, ...]  # float32[LANE, m], zero after the last candidate
     start: jax.Array  # index of the first candidate in each column, int32[m]
     part: jax.Array  # number of candidates per cut, int32[]
 
     @classmethod
-    def of(cls, candidates: Candidates) -> "Lanes":
+    def of(cls, candidates: Candidates, separate: bool = False) -> "Lanes":
+        """Cut the candidates into columns; `separate` rows are arrays of their own."""
         k = candidates.positions.size
         # Pad once here: a bound check inside the passes would prevent their vectorization.
         missing = -k % (LANE * BLOCK if k > LANE * BLOCK else LANE)
-        columns = (
-            _shapes.rows(jnp.pad(x, (0, missing)), LANE)
-            for x in (candidates.positions, candidates.magnitude)
-        )
-        # Separate arrays, because XLA for GPUs would write a copy of each row in each pass.
-        rows = tuple(tuple(x[:, i] for i in range(LANE)) for x in columns)
-        positions, magnitude = lax.optimization_barrier(rows)
-        start = LANE * lax.iota(jnp.int32, positions[0].size)
+
+        def cut(x: jax.Array) -> jax.Array | tuple[jax.Array, ...]:
+            columns = _shapes.rows(jnp.pad(x, (0, missing)), LANE)
+            if not separate:
+                return columns.T
+            return lax.optimization_barrier(tuple(columns[:, i] for i in range(LANE)))
+
+        positions, magnitude = cut(candidates.positions), cut(candidates.magnitude)
+        start = LANE * lax.iota(jnp.int32, (k + missing) // LANE)
         return cls(positions, magnitude, start, jnp.int32(-(-k // CUTS)))
 
     def sample(self) -> "Lanes":
         """Keep one of `SAMPLED` blocks; only the gap before each kept block changes."""
 
         def few(x: jax.Array) -> jax.Array:
-            return x.reshape(-1, BLOCK)[::SAMPLED].ravel()
+            blocks = x.reshape(*x.shape[:-1], -1, BLOCK)
+            return blocks[..., ::SAMPLED, :].reshape(*x.shape[:-1], -1)
 
-        rows = (self.positions, self.magnitude, self.start)
-        return Lanes(*jax.tree.map(few, rows), self.part)
+        positions, magnitude, start = jax.tree.map(few, self[:3])
+        return Lanes(positions, magnitude, start, self.part)
 
     def words(self, order: jax.Array, level: jax.Array) -> jax.Array:
         """Return the number of words for the codes of a level."""
-        fineness, cut = level // CUTS, self.part * (level % CUTS)
-        units = resolution(fineness), resolution(fineness + 1)
+        cut, units = _at_level(level, self.part)
         most = jnp.iinfo(jnp.int32).max
         first, last = jnp.full_like(self.start, most), jnp.full_like(self.start, -1)
         inner = jnp.zeros_like(self.start)
         for i, (at, magnitude) in enumerate(zip(self.positions, self.magnitude, strict=True)):
-            reaches, kept = _reach(magnitude, self.start + i, cut, units)
+            reaches, kept = _reach(magnitude, self.start, cut - i, units)
             gap = jnp.where(last < 0, 0, _exp_golomb.exponents(at - last - 1, order))
-            q = jnp.maximum(reaches.astype(jnp.int32), 1)
+            exponent = jnp.maximum((lax.bitcast_convert_type(reaches, jnp.int32) >> 23) - 127, 0)
             # Above the sum of the exponents, the high bits hold the number of kept candidates.
-            more = gap + _exp_golomb.exponents(q - 1, 0) + (1 << SUM_BITS)
+            more = gap + exponent + (1 << SUM_BITS)
             inner = inner + jnp.where(kept, more, 0)
             first = jnp.minimum(first, jnp.where(kept, at, most))
             last = jnp.where(kept, at, last)
@@ -182,6 +190,14 @@ class Lanes(NamedTuple):
         return _exp_golomb.words_for(2 * count, total, (order + 1) * count)
 
 
+def _at_level(
+    level: jax.Array, part: jax.Array | int
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """Return the index of the cut, and the two resolutions of a level."""
+    fineness, cuts = level >> CUT_BITS, level & CUTS - 1
+    return part * cuts, (resolution(fineness), resolution(fineness + 1))
+
+
 def _reach(
     magnitude: jax.Array, index: jax.Array, cut: jax.Array, units: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
@@ -193,7 +209,9 @@ def _reach(
 
 def _by_digits(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
     """Find the finest level that fits, three bits at a time, in a loop of known length."""
-    lanes = Lanes.of(candidates)
+    # XLA for GPUs would write a copy of each row in each pass, and XLA for CPUs read all candidates
+    # to cut one row.
+    lanes = Lanes.of(candidates, separate=True)
     words_of = jax.vmap(functools.partial(lanes.words, order))
 
     def settle(i: jax.Array, level: jax.Array) -> jax.Array:
@@ -359,7 +377,7 @@ class Budget(Selector):
         codes = _exp_golomb.encode(rows, (order, SIGN), kept, words)
         count = jnp.sum(kept, dtype=jnp.int32)
         head = (count | order << 27).astype(jnp.uint32)[None]
-        unit = candidates.scale / resolution(level // CUTS)
+        unit = candidates.scale / resolution(level >> CUT_BITS)
         main = _wire.without_gradient(unit[None], x)  # float, but without a derivative
         payload = Payload(main, BudgetSide(head, codes))
         if jnp.iscomplexobj(x):

@@ -106,8 +106,14 @@ def _select_by_word(bitmap: Ranked, count: int) -> jax.Array:
     starts = jnp.zeros((count,), jnp.int32)
     starts = starts.at[slot].set(jnp.arange(words.size, dtype=jnp.int32), mode="drop")
     word = _count.cummax(starts)
-    rank = jnp.arange(count, dtype=jnp.int32) - before[word]
-    return WORD * word + _select_in_word(words[word], rank)
+
+    def gathered() -> tuple[jax.Array, jax.Array]:
+        return words[word], before[word]
+
+    # Through a branch, XLA cannot fuse the gathers into the arithmetic, which it then vectorizes.
+    bits, first = lax.cond(words[0] == 0, gathered, gathered)
+    rank = jnp.arange(count, dtype=jnp.int32) - first
+    return WORD * word + _select_in_word(bits, rank)
 
 
 def _select_by_bit(bitmap: Ranked, count: int) -> jax.Array:
