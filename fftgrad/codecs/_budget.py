@@ -1,7 +1,7 @@
 """Selector of as many of the largest coefficients as fit into a payload of fixed size."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +54,10 @@ LEAST_EXPONENT = -110
 """Least exponent of a scale, so that the smallest T is a normal number."""
 
 
+MISSING = 2**31 - 1
+"""Position of the first kept candidate of a column without one."""
+
+
 class Candidates(NamedTuple):
     positions: jax.Array  # int32[k]
     magnitude: jax.Array  # float32[k], below 2
@@ -83,7 +87,7 @@ class Candidates(NamedTuple):
         """Return True for the coefficients that a level sends, bool[k], and q >= 1, int32[k]."""
         index = lax.iota(jnp.int32, self.magnitude.size)
         cut, units = _at_level(level, -(-self.magnitude.size // CUTS))
-        reaches, kept = _reach(self.magnitude, index, cut, units)
+        reaches, kept = _reach(self.magnitude, index < cut, units)
         # XLA for CPUs vectorizes these shifts, but no conversion of floats to integers.
         bits = lax.bitcast_convert_type(jnp.maximum(reaches, 1.0), jnp.int32)
         return kept, (bits & (1 << 23) - 1 | 1 << 23) >> 150 - (bits >> 23)
@@ -168,26 +172,41 @@ class Lanes(NamedTuple):
     def words(self, order: jax.Array, level: jax.Array) -> jax.Array:
         """Return the number of words for the codes of a level."""
         cut, units = _at_level(level, self.part)
-        most = jnp.iinfo(jnp.int32).max
-        first, last = jnp.full_like(self.start, most), jnp.full_like(self.start, -1)
-        inner = jnp.zeros_like(self.start)
-        for i, (at, magnitude) in enumerate(zip(self.positions, self.magnitude, strict=True)):
-            reaches, kept = _reach(magnitude, self.start, cut - i, units)
-            gap = jnp.where(last < 0, 0, _exp_golomb.exponents(at - last - 1, order))
-            exponent = jnp.maximum((lax.bitcast_convert_type(reaches, jnp.int32) >> 23) - 127, 0)
-            # Above the sum of the exponents, the high bits hold the number of kept candidates.
-            more = gap + exponent + (1 << SUM_BITS)
-            inner = inner + jnp.where(kept, more, 0)
-            first = jnp.minimum(first, jnp.where(kept, at, most))
-            last = jnp.where(kept, at, last)
+        columns = (
+            jnp.full_like(self.start, MISSING),
+            jnp.full_like(self.start, -1),
+            jnp.zeros_like(self.start),
+        )
+        for i, row in enumerate(zip(self.positions, self.magnitude, strict=True)):
+            columns = _follow(columns, row, self.start < cut - i, units, order)
+        first, last, inner = columns
         # Each array has one reader, because XLA computes the columns again for each reader.
         first, last, inner = lax.optimization_barrier((first, last, inner))
         before = jnp.pad(_count.cummax(last + 1), (1, 0))[:-1]
-        outer = jnp.where(first < most, _exp_golomb.exponents(first - before, order), 0)
+        outer = jnp.where(first < MISSING, _exp_golomb.exponents(first - before, order), 0)
         inner = jnp.sum(_shapes.rows(inner, SUMMED), axis=1, dtype=jnp.int32)
-        count = jnp.sum(inner >> SUM_BITS, dtype=jnp.int32)
-        total = jnp.sum(inner & (1 << SUM_BITS) - 1, dtype=jnp.int32) + jnp.sum(outer, dtype=jnp.int32)
-        return _exp_golomb.words_for(2 * count, total, (order + 1) * count)
+        sums = inner >> SUM_BITS, inner & (1 << SUM_BITS) - 1, outer
+        count, inner, outer = (jnp.sum(x, dtype=jnp.int32) for x in sums)
+        return _exp_golomb.words_for(2 * count, inner + outer, (order + 1) * count)
+
+
+@jax.jit  # traced once for all rows
+def _follow(
+    columns: tuple[jax.Array, jax.Array, jax.Array],
+    row: tuple[jax.Array, jax.Array],
+    ahead: jax.Array,
+    units: tuple[jax.Array, jax.Array],
+    order: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the first and the last kept position of each column, and the sum of its exponents."""
+    (first, last, inner), (at, magnitude) = columns, row
+    reaches, kept = _reach(magnitude, ahead, units)
+    gap = jnp.where(last < 0, 0, _exp_golomb.exponents(at - last - 1, order))
+    exponent = jnp.maximum((lax.bitcast_convert_type(reaches, jnp.int32) >> 23) - 127, 0)
+    # Above the sum of the exponents, the high bits hold the number of kept candidates.
+    inner = inner + jnp.where(kept, gap + exponent + (1 << SUM_BITS), 0)
+    first = jnp.minimum(first, jnp.where(kept, at, MISSING))
+    return first, jnp.where(kept, at, last), inner
 
 
 def _at_level(
@@ -199,12 +218,12 @@ def _at_level(
 
 
 def _reach(
-    magnitude: jax.Array, index: jax.Array, cut: jax.Array, units: tuple[jax.Array, jax.Array]
+    magnitude: jax.Array, ahead: jax.Array, units: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     """Return magnitudes in units of T, and True for the magnitudes that are kept."""
     reaches = magnitude * units[0]
-    # Only candidates before the cut use the next finer T, so that a level can split equal values.
-    return reaches, jnp.where(index < cut, magnitude * units[1], reaches) >= 1.0
+    # Only candidates ahead of the cut use the next finer T, so that a level can split equal values.
+    return reaches, jnp.where(ahead, magnitude * units[1], reaches) >= 1.0
 
 
 def _by_digits(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
