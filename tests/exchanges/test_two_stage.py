@@ -1,5 +1,7 @@
 """What the codecs of two stages remember is kept, for each shard and for its owner."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -49,12 +51,12 @@ def test_the_program_does_not_grow_with_the_workers():
     def size(workers):
         exchange = fg.TwoStage(fg.Budget(ratio=25), workers)
         tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
-        x = np.zeros((workers, 1 << 12), np.float32)
+        x = np.zeros((workers, workers << 8), np.float32)  # shards of one size
         state = jax.eval_shape(jax.vmap(tx.init), x)
         program = jax.make_jaxpr(jax.vmap(tx.update, axis_name=AXIS))(x, state)
-        return len(str(program).splitlines())
+        return len(re.findall(r" = [a-z]", str(program)))  # equations; lines wrap at widths
 
-    assert size(4) == pytest.approx(size(64), rel=0.01)
+    assert size(4) == size(64) > 1000
 
 
 @pytest.mark.parametrize("workers", [3, 6])
