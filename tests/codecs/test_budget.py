@@ -184,7 +184,7 @@ def test_both_searches_find_the_finest_level(ratio):
 def test_words_are_counted_across_columns_as_one_after_the_other():
     """Of more candidates than a block has, sparse ones among them."""
     codec = fg.Budget(ratio=8)
-    levels = np.arange(1, LEVELS, 61)
+    levels = np.arange(1, LEVELS, 13)
 
     def plainly(candidates, order, level):
         kept, q = candidates.at(level)
