@@ -41,7 +41,7 @@ GROWTH = 1.5
 
 TINY = float(jnp.finfo(jnp.float32).tiny)
 
-LANE, BLOCK, SAMPLED = 24, 128, 8
+LANE, BLOCK, SAMPLED = 12, 256, 8
 """Candidates per lane, and lanes per block; the sample holds one of SAMPLED blocks."""
 
 SUMMED, SUM_BITS = 64, 17
@@ -172,13 +172,20 @@ class Lanes(NamedTuple):
     def words(self, order: jax.Array, level: jax.Array) -> jax.Array:
         """Return the number of words for the codes of a level."""
         cut, units = _at_level(level, self.part)
-        columns = (
-            jnp.full_like(self.start, MISSING),
-            jnp.full_like(self.start, -1),
-            jnp.zeros_like(self.start),
-        )
-        for i, row in enumerate(zip(self.positions, self.magnitude, strict=True)):
-            columns = _follow(columns, row, self.start < cut - i, units, order)
+        zero = _axes.vary_like(jnp.zeros_like(self.start), self.magnitude[0])
+        columns = jnp.full_like(zero, MISSING), jnp.full_like(zero, -1), zero
+        follow = functools.partial(_follow, units=units, order=order, zero=zero)
+        if isinstance(self.positions, tuple):
+            for i, row in enumerate(zip(self.positions, self.magnitude, strict=True)):
+                columns = follow(columns, row, self.start < cut - i)
+        else:
+            rows = self.positions, self.magnitude, cut - lax.iota(jnp.int32, LANE)
+            columns, _ = lax.scan(
+                lambda columns, x: (follow(columns, x[:2], self.start < x[2]), None),
+                columns,
+                rows,
+                unroll=LANE,
+            )
         first, last, inner = columns
         # Each array has one reader, because XLA computes the columns again for each reader.
         first, last, inner = lax.optimization_barrier((first, last, inner))
@@ -197,16 +204,19 @@ def _follow(
     ahead: jax.Array,
     units: tuple[jax.Array, jax.Array],
     order: jax.Array,
+    zero: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the first and the last kept position of each column, and the sum of its exponents."""
     (first, last, inner), (at, magnitude) = columns, row
     reaches, kept = _reach(magnitude, ahead, units)
-    gap = jnp.where(last < 0, 0, _exp_golomb.exponents(at - last - 1, order))
-    exponent = jnp.maximum((lax.bitcast_convert_type(reaches, jnp.int32) >> 23) - 127, 0)
+    fresh = last < 0
+    gap = lax.select(fresh, zero, _exp_golomb.exponents(at - last - 1, order))
     # Above the sum of the exponents, the high bits hold the number of kept candidates.
-    inner = inner + jnp.where(kept, gap + exponent + (1 << SUM_BITS), 0)
-    first = jnp.minimum(first, jnp.where(kept, at, MISSING))
-    return first, jnp.where(kept, at, last), inner
+    one = 1 << SUM_BITS
+    exponent = lax.bitcast_convert_type(reaches, jnp.int32) >> 23
+    more = gap + jnp.maximum(exponent + (one - 127), one)
+    first = lax.select(kept & fresh, at, first)
+    return first, lax.select(kept, at, last), inner + lax.select(kept, more, zero)
 
 
 def _at_level(
@@ -223,7 +233,7 @@ def _reach(
     """Return magnitudes in units of T, and True for the magnitudes that are kept."""
     reaches = magnitude * units[0]
     # Only candidates ahead of the cut use the next finer T, so that a level can split equal values.
-    return reaches, jnp.where(ahead, magnitude * units[1], reaches) >= 1.0
+    return reaches, lax.select(ahead, magnitude * units[1], reaches) >= 1.0
 
 
 def _by_digits(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
