@@ -24,7 +24,7 @@ from fftgrad.ops import (
 
 ORDERS = 16
 ORDER_SAMPLE, ORDER_GAPS = 8, 1 << 12
-"""The order is fitted to one of ORDER_SAMPLE gaps; of many candidates, to about ORDER_GAPS gaps."""
+"""The order is fitted to every eighth gap; of many candidates, to about ORDER_GAPS gaps."""
 
 CUT_BITS = 3
 PER_OCTAVE, CUTS, OCTAVES = 32, 1 << CUT_BITS, 16
@@ -113,7 +113,8 @@ def gaps_of(positions: jax.Array, kept: jax.Array) -> jax.Array:
 def order_of(candidates: Candidates) -> jax.Array:
     """Return the order with the fewest bits for the gaps of a sample of the candidates."""
     at = candidates.positions
-    index = jnp.arange(0, at.size, max(ORDER_SAMPLE, at.size // ORDER_GAPS))
+    # An odd stride, because rows of a power of two would show the same gaps to an even stride.
+    index = jnp.arange(0, at.size, max(ORDER_SAMPLE, at.size // ORDER_GAPS | 1))
     gaps = at[index] - jnp.where(index > 0, at[index - 1], -1) - 1
     orders = jnp.arange(ORDERS, dtype=jnp.int32)[:, None]
     bits = 2 * _exp_golomb.exponents(gaps[None], orders) + orders

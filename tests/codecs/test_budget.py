@@ -213,6 +213,14 @@ def test_words_are_counted_across_columns_as_one_after_the_other():
         assert costs[int(order)] <= 1.01 * min(costs), name
 
 
+def test_the_order_fits_runs_at_the_start_of_equal_rows():
+    """Whose long gaps alone a stride of 16 would see."""
+    positions = jnp.asarray((np.arange(4096)[:, None] * 256 + np.arange(16)).ravel(), jnp.int32)
+    ones = jnp.ones(positions.size)
+    candidates = _budget.Candidates(positions, ones, jnp.zeros_like(positions), ones[0])
+    assert int(_budget.order_of(candidates)) <= 1
+
+
 @pytest.mark.parametrize(
     ("ratio", "n", "size"), [(1000, 5, 24), (3.01, 24, 32)], ids=["least", "whole words"]
 )
