@@ -21,10 +21,10 @@ from fftgrad.ops import (
     _shapes,
     _wire,
 )
+from fftgrad.ops._exp_golomb import Arrays
 
-ORDERS = 16
-ORDER_SAMPLE, ORDER_GAPS = 8, 1 << 12
-"""The order is fitted to every eighth gap; of many candidates, to about ORDER_GAPS gaps."""
+ORDERS, ORDER_STRIDE, ORDER_GAPS = 16, 8, 1 << 12
+"""The order is fitted to one in ORDER_STRIDE gaps; of many, to about ORDER_GAPS gaps."""
 
 CUT_BITS = 3
 PER_OCTAVE, CUTS, OCTAVES = 32, 1 << CUT_BITS, 16
@@ -41,11 +41,11 @@ GROWTH = 1.5
 
 TINY = float(jnp.finfo(jnp.float32).tiny)
 
-LANE, BLOCK, SAMPLED = 12, 256, 8
-"""Candidates per lane, and lanes per block; the sample holds one of SAMPLED blocks."""
+COLUMN, BLOCK, SAMPLED = 12, 256, 8
+"""Candidates per column, and columns per block; the sample holds one in SAMPLED blocks."""
 
 SUMMED, SUM_BITS = 64, 17
-"""A sum of exponents of SUMMED lanes is below 2**SUM_BITS: those of a candidate are at most 48."""
+"""The exponents of SUMMED columns add up to less than 2**SUM_BITS; the bits above count codes."""
 
 FEW = 1 << 11
 """Least number of words of a sample."""
@@ -53,9 +53,7 @@ FEW = 1 << 11
 LEAST_EXPONENT = -110
 """Least exponent of a scale, so that the smallest T is a normal number."""
 
-
-MISSING = 2**31 - 1
-"""Position of the first kept candidate of a column without one."""
+MISSING = 2**31 - 1  # position of the first kept candidate of a column without one
 
 
 class Candidates(NamedTuple):
@@ -88,7 +86,7 @@ class Candidates(NamedTuple):
         index = lax.iota(jnp.int32, self.magnitude.size)
         cut, units = _at_level(level, -(-self.magnitude.size // CUTS))
         reaches, kept = _reach(self.magnitude, index < cut, units)
-        # XLA for CPUs vectorizes these shifts, but no conversion of floats to integers.
+        # Shift the mantissa: XLA for CPUs does not vectorize conversions of floats to integers.
         bits = lax.bitcast_convert_type(jnp.maximum(reaches, 1.0), jnp.int32)
         return kept, (bits & (1 << 23) - 1 | 1 << 23) >> 150 - (bits >> 23)
 
@@ -114,7 +112,7 @@ def order_of(candidates: Candidates) -> jax.Array:
     """Return the order with the fewest bits for the gaps of a sample of the candidates."""
     at = candidates.positions
     # An odd stride, because rows of a power of two would show the same gaps to an even stride.
-    index = jnp.arange(0, at.size, max(ORDER_SAMPLE, at.size // ORDER_GAPS | 1))
+    index = jnp.arange(0, at.size, max(ORDER_STRIDE, at.size // ORDER_GAPS | 1))
     gaps = at[index] - jnp.where(index > 0, at[index - 1], -1) - 1
     orders = jnp.arange(ORDERS, dtype=jnp.int32)[:, None]
     bits = 2 * _exp_golomb.exponents(gaps[None], orders) + orders
@@ -132,64 +130,52 @@ def finest(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
     )
 
 
-class Lanes(NamedTuple):
-    """Candidates in columns of LANE; iterate over the rows, each an array [m].
+class Columns(NamedTuple):
+    """Candidates in m columns of COLUMN, as a matrix or as a tuple of its rows.
 
     A pass over all columns keeps its state in registers; a running maximum takes a dozen passes.
     """
 
-    positions: jax.Array | tuple[jax.Array, ...]  # int32[LANE, m]
-    magnitude: jax.Array | tuple[jax.Array, ...]  # float32[LANE, m], zero after the last candidate
+    positions: jax.Array | Arrays  # int32[COLUMN, m]
+    magnitude: jax.Array | Arrays  # float32[COLUMN, m], zero after the candidates
     start: jax.Array  # index of the first candidate in each column, int32[m]
     part: jax.Array  # number of candidates per cut, int32[]
 
     @classmethod
-    def of(cls, candidates: Candidates, separate: bool = False) -> "Lanes":
-        """Cut the candidates into columns; `separate` rows are arrays of their own."""
+    def of(cls, candidates: Candidates, separate: bool = False) -> "Columns":
+        """Cut the candidates into columns; if `separate`, each row is an array of its own."""
         k = candidates.positions.size
         # Pad once here: a bound check inside the passes would prevent their vectorization.
-        missing = -k % (LANE * BLOCK if k > LANE * BLOCK else LANE)
+        missing = -k % (COLUMN * BLOCK if k > COLUMN * BLOCK else COLUMN)
 
-        def cut(x: jax.Array) -> jax.Array | tuple[jax.Array, ...]:
-            columns = _shapes.rows(jnp.pad(x, (0, missing)), LANE)
+        def cut(x: jax.Array) -> jax.Array | Arrays:
+            columns = _shapes.rows(jnp.pad(x, (0, missing)), COLUMN)
             if not separate:
                 return columns.T
-            return lax.optimization_barrier(tuple(columns[:, i] for i in range(LANE)))
+            return lax.optimization_barrier(tuple(columns[:, i] for i in range(COLUMN)))
 
         positions, magnitude = cut(candidates.positions), cut(candidates.magnitude)
-        start = LANE * lax.iota(jnp.int32, (k + missing) // LANE)
+        start = COLUMN * lax.iota(jnp.int32, (k + missing) // COLUMN)
         return cls(positions, magnitude, start, jnp.int32(-(-k // CUTS)))
 
-    def sample(self) -> "Lanes":
+    def sample(self) -> "Columns":
         """Keep one of `SAMPLED` blocks; only the gap before each kept block changes."""
 
         def few(x: jax.Array) -> jax.Array:
             blocks = x.reshape(*x.shape[:-1], -1, BLOCK)
             return blocks[..., ::SAMPLED, :].reshape(*x.shape[:-1], -1)
 
-        positions, magnitude, start = jax.tree.map(few, self[:3])
-        return Lanes(positions, magnitude, start, self.part)
+        return jax.tree.map(lambda x: few(x) if x.ndim else x, self)
 
     def words(self, order: jax.Array, level: jax.Array) -> jax.Array:
         """Return the number of words for the codes of a level."""
         cut, units = _at_level(level, self.part)
         zero = _axes.vary_like(jnp.zeros_like(self.start), self.magnitude[0])
         columns = jnp.full_like(zero, MISSING), jnp.full_like(zero, -1), zero
-        follow = functools.partial(_follow, units=units, order=order, zero=zero)
-        if isinstance(self.positions, tuple):
-            for i, row in enumerate(zip(self.positions, self.magnitude, strict=True)):
-                columns = follow(columns, row, self.start < cut - i)
-        else:
-            rows = self.positions, self.magnitude, cut - lax.iota(jnp.int32, LANE)
-            columns, _ = lax.scan(
-                lambda columns, x: (follow(columns, x[:2], self.start < x[2]), None),
-                columns,
-                rows,
-                unroll=LANE,
-            )
-        first, last, inner = columns
+        for i, row in enumerate(zip(self.positions, self.magnitude, strict=True)):
+            columns = _follow(columns, row, self.start < cut - i, units, order, zero)
         # Each array has one reader, because XLA computes the columns again for each reader.
-        first, last, inner = lax.optimization_barrier((first, last, inner))
+        first, last, inner = lax.optimization_barrier(columns)
         before = jnp.pad(_count.cummax(last + 1), (1, 0))[:-1]
         outer = jnp.where(first < MISSING, _exp_golomb.exponents(first - before, order), 0)
         inner = jnp.sum(_shapes.rows(inner, SUMMED), axis=1, dtype=jnp.int32)
@@ -200,37 +186,27 @@ class Lanes(NamedTuple):
 
 @jax.jit  # traced once for all rows
 def _follow(
-    columns: tuple[jax.Array, jax.Array, jax.Array],
-    row: tuple[jax.Array, jax.Array],
-    ahead: jax.Array,
-    units: tuple[jax.Array, jax.Array],
-    order: jax.Array,
-    zero: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the first and the last kept position of each column, and the sum of its exponents."""
+    columns: Arrays, row: Arrays, ahead: jax.Array, units: Arrays, order: jax.Array, zero: jax.Array
+) -> Arrays:
+    """Return the first and last kept position of each column, and its sum and count of codes."""
     (first, last, inner), (at, magnitude) = columns, row
     reaches, kept = _reach(magnitude, ahead, units)
     fresh = last < 0
     gap = lax.select(fresh, zero, _exp_golomb.exponents(at - last - 1, order))
-    # Above the sum of the exponents, the high bits hold the number of kept candidates.
-    one = 1 << SUM_BITS
+    one = 1 << SUM_BITS  # a kept candidate, counted above the sum of the exponents
     exponent = lax.bitcast_convert_type(reaches, jnp.int32) >> 23
     more = gap + jnp.maximum(exponent + (one - 127), one)
     first = lax.select(kept & fresh, at, first)
     return first, lax.select(kept, at, last), inner + lax.select(kept, more, zero)
 
 
-def _at_level(
-    level: jax.Array, part: jax.Array | int
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Return the index of the cut, and the two resolutions of a level."""
+def _at_level(level: jax.Array, part: jax.Array | int) -> tuple[jax.Array, Arrays]:
+    """Return the number of candidates ahead of the cut, and the two resolutions of a level."""
     fineness, cuts = level >> CUT_BITS, level & CUTS - 1
     return part * cuts, (resolution(fineness), resolution(fineness + 1))
 
 
-def _reach(
-    magnitude: jax.Array, ahead: jax.Array, units: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
+def _reach(magnitude: jax.Array, ahead: jax.Array, units: Arrays) -> tuple[jax.Array, jax.Array]:
     """Return magnitudes in units of T, and True for the magnitudes that are kept."""
     reaches = magnitude * units[0]
     # Only candidates ahead of the cut use the next finer T, so that a level can split equal values.
@@ -239,10 +215,9 @@ def _reach(
 
 def _by_digits(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
     """Find the finest level that fits, three bits at a time, in a loop of known length."""
-    # XLA for GPUs would write a copy of each row in each pass, and XLA for CPUs read all candidates
-    # to cut one row.
-    lanes = Lanes.of(candidates, separate=True)
-    words_of = jax.vmap(functools.partial(lanes.words, order))
+    # Of a matrix, XLA for GPUs would write a copy of each row in each pass.
+    table = Columns.of(candidates, separate=True)
+    words_of = jax.vmap(functools.partial(table.words, order))
 
     def settle(i: jax.Array, level: jax.Array) -> jax.Array:
         shift = LEVEL_BITS - DIGIT_BITS * (i + 1)
@@ -267,27 +242,26 @@ class _Bracket(NamedTuple):
 
 def _by_growth(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
     """Find the finest level that fits, by secants, which start at the level found for a sample."""
-    lanes, slope = Lanes.of(candidates), jnp.float32(GROWTH / (PER_OCTAVE * CUTS))
+    table, slope = Columns.of(candidates), jnp.float32(GROWTH / (PER_OCTAVE * CUTS))
     # Start at the level that sends all candidates, whose codes take about half of the words.
     least = jnp.maximum(jnp.min(candidates.magnitude), 2.0**-OCTAVES)
     first = jnp.round(-jnp.log2(least) * (PER_OCTAVE * CUTS)).astype(jnp.int32)
-    share = words // SAMPLED
-    if share >= FEW:
-        few = lanes.sample()
-        share = words * few.start.size // lanes.start.size
+    if words // SAMPLED >= FEW:
+        few = table.sample()
+        share = words * few.start.size // table.start.size
         found = _by_secants(few, order, share, first, slope)
         first, slope = found.low, found.slope
-    return _by_secants(lanes, order, words, first, slope).low
+    return _by_secants(table, order, words, first, slope).low
 
 
 def _by_secants(
-    lanes: Lanes, order: jax.Array, words: int, first: jax.Array, slope: jax.Array
+    table: Columns, order: jax.Array, words: int, first: jax.Array, slope: jax.Array
 ) -> _Bracket:
     """Narrow the bracket to neighboring levels: `low` fits, and `low` + 1 does not."""
     usual = GROWTH / (PER_OCTAVE * CUTS)
 
     def narrow(b: _Bracket) -> _Bracket:
-        found = lanes.words(order, b.next)
+        found = table.words(order, b.next)
         fits = found <= words
         low, high = jnp.where(fits, b.next, b.low), jnp.where(fits, b.high, b.next)
         excess = jnp.log2(jnp.maximum(found, 1).astype(jnp.float32) / words)
@@ -304,9 +278,9 @@ def _by_secants(
         following = jnp.clip(following, low + 1, high - 1)
         return _Bracket(low, high, following, b.turn + 1, b.next, excess, slope)
 
-    zero = _axes.vary_like(jnp.int32(0), lanes.magnitude[0])
+    zero = _axes.vary_like(jnp.int32(0), table.magnitude[0])
     start = jnp.clip(first, 1, LEVELS - 1)
-    slope = _axes.vary_like(slope, lanes.magnitude[0])
+    slope = _axes.vary_like(slope, table.magnitude[0])
     unknown = zero.astype(jnp.float32)
     bracket = _Bracket(zero, zero + LEVELS, start, zero, zero, unknown, slope)
     return lax.while_loop(lambda b: b.high - b.low > 1, narrow, bracket)
@@ -392,9 +366,8 @@ class Budget(Selector):
         return True
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        values = _quantizers.as_real(x)
-        words, most = self._words(x), self._most(x)
-        candidates = Candidates.of(values, most)
+        words = self._words(x)
+        candidates = Candidates.of(_quantizers.as_real(x), self._most(x))
         order = order_of(candidates)
         level = finest(candidates, order, words)
         kept, q = candidates.at(level)

@@ -21,6 +21,8 @@ from jax.custom_batching import sequential_vmap
 from fftgrad import _axes
 from fftgrad.ops import _count, _platform, _positions
 
+Arrays = tuple[jax.Array, ...]
+
 WORD = 32
 
 
@@ -97,7 +99,7 @@ def encode(
 ) -> jax.Array:
     """Encode columns int32[m] of numbers >= 0, row by row, as uint32[words]; see `words_for`.
 
-    Rows where `used`, bool[m], is False are not sent.
+    Rows where `used`, bool[m], is False are not sent. The codes must fit into `words`.
     """
     return _platform.dependent(
         tuple(numbers),
@@ -108,10 +110,8 @@ def encode(
     )
 
 
-def _encode_in_order(
-    numbers: tuple[jax.Array, ...], orders: tuple[jax.Array, ...], used: jax.Array, words: int
-) -> jax.Array:
-    def write(streams: Any, row: tuple[tuple[jax.Array, ...], jax.Array]) -> Any:
+def _encode_in_order(numbers: Arrays, orders: Arrays, used: jax.Array, words: int) -> jax.Array:
+    def write(streams: Any, row: tuple[Arrays, jax.Array]) -> Any:
         unary, rests = streams
         for number, order in zip(row[0], orders, strict=True):
             exponent = exponents(number, order)
@@ -128,9 +128,7 @@ def _encode_in_order(
     return unary.end() | rests.end()[::-1]
 
 
-def _encode_at_once(
-    numbers: tuple[jax.Array, ...], orders: tuple[jax.Array, ...], used: jax.Array, words: int
-) -> jax.Array:
+def _encode_at_once(numbers: Arrays, orders: Arrays, used: jax.Array, words: int) -> jax.Array:
     columns = list(zip(numbers, orders, strict=True))
     # In unused rows, exponents count as 0, so that the places of the used rows follow each other.
     each = [jnp.where(used, exponents(*c), 0) for c in columns]
@@ -143,7 +141,7 @@ def _encode_at_once(
         end = end + exponent + 1
         at, low = _word_and_bit(end)
         parts.append((at, jnp.uint32(1) << low))
-        # The rests are stored backwards. Behind the last code, no bit is set in word -1.
+        # Rests are stored backwards. Behind the last code, no bit is set (-1 is the last word).
         at, low = _word_and_bit(start)
         rest = _rest(number, order, exponent)
         parts.append((words - 1 - at, rest << low))
@@ -155,9 +153,7 @@ def _encode_at_once(
     return stream.at[at].add(jnp.where(used[:, None], bits, 0), mode="drop")
 
 
-def decode(
-    words: jax.Array, orders: Sequence[jax.Array | int], count: int
-) -> tuple[jax.Array, ...]:
+def decode(words: jax.Array, orders: Sequence[jax.Array | int], count: int) -> Arrays:
     """Decode the columns int32[count] of numbers; rows that were not sent are arbitrary."""
     return _platform.dependent(
         words,
@@ -167,9 +163,7 @@ def decode(
     )
 
 
-def _decode_in_order(
-    words: jax.Array, orders: tuple[jax.Array, ...], count: int
-) -> tuple[jax.Array, ...]:
+def _decode_in_order(words: jax.Array, orders: Arrays, count: int) -> Arrays:
     rests = words[::-1]
 
     def read(carry: Any, _: None) -> Any:
@@ -188,14 +182,12 @@ def _decode_in_order(
     return lax.scan(read, (Ones(zero, words[0]), last, zero), length=count)[1]
 
 
-def _decode_at_once(
-    words: jax.Array, orders: tuple[jax.Array, ...], count: int
-) -> tuple[jax.Array, ...]:
+def _decode_at_once(words: jax.Array, orders: Arrays, count: int) -> Arrays:
     ends = _positions.select(_positions.rank(words), count * len(orders))
     gaps = jnp.clip(jnp.diff(ends, prepend=-1) - 1, 0, WORD - 2).reshape(count, len(orders))
     each = [gaps[:, i] for i in range(len(orders))]
-    start = _before(each)
-    start = start + sum(orders) * lax.iota(jnp.int32, count)
+    rows = sum(each[1:], each[0])
+    start = _count.cumsum(rows) - rows + sum(orders) * lax.iota(jnp.int32, count)
     stream, out = words[::-1], []
     for order, exponent in zip(orders, each, strict=True):
         width = exponent + order
@@ -205,16 +197,10 @@ def _decode_at_once(
     return tuple(out)
 
 
-def _each_as_array(orders: Sequence[jax.Array | int], like: jax.Array) -> tuple[jax.Array, ...]:
+def _each_as_array(orders: Sequence[jax.Array | int], like: jax.Array) -> Arrays:
     return tuple(_axes.vary_like(jnp.int32(order), like) for order in orders)
 
 
 def _rest(number: jax.Array, order: jax.Array, exponent: jax.Array) -> jax.Array:
     """Return the bits of a code after its unary part."""
     return (number + (1 << order) - (1 << exponent + order)).astype(jnp.uint32)
-
-
-def _before(exponents: list[jax.Array]) -> jax.Array:
-    """Return, for each row, the sum of the exponents of all earlier rows."""
-    rows = sum(exponents[1:], exponents[0])
-    return _count.cumsum(rows) - rows

@@ -110,7 +110,7 @@ def _select_by_word(bitmap: Ranked, count: int) -> jax.Array:
     def gathered() -> tuple[jax.Array, jax.Array]:
         return words[word], before[word]
 
-    # Through a branch, XLA cannot fuse the gathers into the arithmetic, which it then vectorizes.
+    # A branch keeps XLA from fusing gathers and arithmetic, which it does not vectorize then.
     bits, first = lax.cond(words[0] == 0, gathered, gathered)
     rank = jnp.arange(count, dtype=jnp.int32) - first
     return WORD * word + _select_in_word(bits, rank)

@@ -171,7 +171,7 @@ def test_both_searches_find_the_finest_level(ratio):
         order = _budget.order_of(candidates)
         digits = _budget._by_digits(candidates, order, words)
         growth = _budget._by_growth(candidates, order, words)
-        taken = [_budget.Lanes.of(candidates).words(order, digits + more) for more in (0, 1)]
+        taken = [_budget.Columns.of(candidates).words(order, digits + more) for more in (0, 1)]
         return digits, growth, *taken
 
     for name, x in SEARCHED.items():
@@ -196,12 +196,12 @@ def test_words_are_counted_across_columns_as_one_after_the_other():
     @jax.jit
     def both(x):
         candidates = _budget.Candidates.of(x, codec._most(x))
-        order, lanes = _budget.order_of(candidates), _budget.Lanes.of(candidates)
+        order, table = _budget.order_of(candidates), _budget.Columns.of(candidates)
         wanted = jax.lax.map(lambda level: plainly(candidates, order, level), levels)
-        found = jax.lax.map(lambda level: lanes.words(order, level), levels)
+        found = jax.lax.map(lambda level: table.words(order, level), levels)
         return found, wanted, order, candidates.positions
 
-    assert codec._most(LONG) > 2 * max(_budget.LANE * _budget.BLOCK, _budget.ORDER_GAPS * 8)
+    assert codec._most(LONG) > 2 * max(_budget.COLUMN * _budget.BLOCK, _budget.ORDER_GAPS * 8)
     for name in ("layers", "two scales"):
         x = SEARCHED[name].astype(np.float32)
         x[0] = 2 * np.max(np.abs(x))  # position 0 is sent at each level
