@@ -41,7 +41,10 @@ GROWTH = 1.5
 
 TINY = float(jnp.finfo(jnp.float32).tiny)
 
-COLUMN, BLOCK, SAMPLED = 12, 256, 8
+ROUGH_BITS = 16
+"""Candidates are the largest by the exponent and 8 bits of the mantissa, then by position."""
+
+COLUMN, BLOCK, SAMPLED = 16, 256, 8
 """Candidates per column, and columns per block; the sample holds one in SAMPLED blocks."""
 
 SUMMED, SUM_BITS = 64, 17
@@ -69,7 +72,8 @@ class Candidates(NamedTuple):
         else:
             # Without the barrier, XLA concatenates the leaves again for each reader of the vector.
             x = lax.optimization_barrier(x)
-            positions = _positions.select(_selection.largest(*_selection.keys(x), most), most)
+            x, key = _selection.keys(x, ROUGH_BITS)
+            positions = _positions.select(_selection.largest(x, key, most, ROUGH_BITS), most)
             x = x[positions]
         top = _finite.largest(x)
         # Multiply by two powers of two, which is exact, because their product may overflow.
@@ -335,7 +339,7 @@ class Budget(Selector):
 
     Wire: x float32[n] | complex64[n] -> main float32[1], T; side uint32 words. Main and side take
       4 floor(n / ratio) bytes together (complex: 4 floor(2n / ratio)), at least 20.
-      At most one coefficient per 6 bits is sent.
+      At most one coefficient per 6 bits is sent, chosen by exponent and 8 bits of the mantissa.
 
     Claims: biased; not summable. Up to float32 rounding, the relative error of a sent coefficient
       is at most 3/8 below T, 1/3 from T to 2^15 T, and 2^-15 above. All platforms send the

@@ -6,8 +6,8 @@ check that the k-th largest key and few others are inside. The keys inside are c
 bisected bit by bit. If the check fails, once in ten thousand times on random data, the bracket is
 first bisected over all keys, in at most 31 more passes.
 
-On an accelerator, the host waits at each branch. So eight passes find the k-th largest key digit
-by digit, and a ninth pass compares all keys with it.
+On an accelerator, the host waits at each branch. So one pass for each four bits finds the k-th
+largest key digit by digit, and another pass compares all keys with it.
 """
 
 import functools
@@ -22,14 +22,27 @@ from jax import lax
 from fftgrad import _axes
 from fftgrad.ops import _codes, _count, _platform, _positions, _random, _shapes
 
+SAMPLE = 1 << 15
+"""Number of sampled keys that give the bracket. Vectors of at most this size need no bracket."""
+
+SIGMAS = 4.0
+"""Half the width of the bracket, in standard deviations of the rank of a sampled key."""
+
+KEY_BITS = 31
+DIGIT_BITS = 4
+ROW = 128
+
 Key = Callable[[jax.Array], jax.Array]
 """Elementwise map to uint32 below 2**31. It is fused into the passes, so it must be cheap."""
 
 
-def keys(x: jax.Array) -> tuple[jax.Array, Key]:
-    """Return an array, and an elementwise map from it to keys that grow with |x_i|."""
+def keys(x: jax.Array, bits: int = KEY_BITS) -> tuple[jax.Array, Key]:
+    """Return an array, and an elementwise map from it to keys that grow with |x_i|.
+
+    For real x, fewer `bits` keep the exponent and the first bits of the mantissa.
+    """
     if not jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return x, lambda x: _bits(jnp.abs(x.astype(jnp.float32)))
+        return x, lambda x: _bits(jnp.abs(x.astype(jnp.float32))) >> KEY_BITS - bits
     # The energies take half the memory of x, so store them rather than recompute them in each pass.
     return _energy_bits(x), lambda energy: energy
 
@@ -53,17 +66,6 @@ def _energy_bits(z: jax.Array) -> jax.Array:
     return lax.optimization_barrier(bits)  # keeps XLA from recomputing it for each reader
 
 
-SAMPLE = 1 << 15
-"""Number of sampled keys that give the bracket. Vectors of at most this size need no bracket."""
-
-SIGMAS = 4.0
-"""Half the width of the bracket, in standard deviations of the rank of a sampled key."""
-
-KEY_BITS = 31
-DIGIT_BITS = 4
-ROW = 128
-
-
 class Bracket(NamedTuple):
     """Two keys, low < high, and the numbers of keys >= low and >= high."""
 
@@ -73,11 +75,11 @@ class Bracket(NamedTuple):
     from_high: jax.Array
 
 
-def largest(x: jax.Array, key: Key, k: int) -> _positions.Ranked:
-    """Return the bitmap of the k < n largest of key(x); of equal keys, the first are selected."""
+def largest(x: jax.Array, key: Key, k: int, bits: int = KEY_BITS) -> _positions.Ranked:
+    """Return the bitmap of the k < n largest of key(x) < 2**bits; of equal keys, the first."""
 
     def of_all(x: jax.Array) -> _positions.Ranked:
-        return _best(key(x), jnp.int32(k))
+        return _best(key(x), jnp.int32(k), bits=bits)
 
     if x.size <= SAMPLE:
         return of_all(x)
@@ -142,7 +144,8 @@ def _guess(x: jax.Array, key: Key, k: int) -> tuple[Bracket, int]:
         bracket = bracket._replace(low=_kth_largest(sample, above))
     if below >= 1:
         bracket = bracket._replace(high=_kth_largest(sample, below) + 1)
-    width = min(above, SAMPLE) - max(below, 0) + 1
+    # Keys of few bits come in groups of equal keys, so the bracket may hold an eighth more.
+    width = 9 * (min(above, SAMPLE) - max(below, 0) + 1) // 8
     return bracket, min(n, math.ceil(n / SAMPLE * (width + SIGMAS * math.sqrt(width))))
 
 
@@ -191,12 +194,14 @@ def _narrow(x: jax.Array, key: Key, k: int, guess: Bracket, capacity: int) -> Br
     return lax.while_loop(lambda bracket: ~_is_narrow(bracket, capacity), halve, start)
 
 
-def _best(keys: jax.Array, wanted: jax.Array, size: int = 0) -> _positions.Ranked:
+def _best(
+    keys: jax.Array, wanted: jax.Array, size: int = 0, bits: int = KEY_BITS
+) -> _positions.Ranked:
     """Return the bitmap of the `wanted` largest keys; of equal keys, the first are selected.
 
     If the keys are one row of a larger array, `size` is the number of keys in the array.
     """
-    threshold = _kth_largest(keys, wanted, size)
+    threshold = _kth_largest(keys, wanted, size, bits)
     # Concatenate both bitmaps, larger keys first, so that one scan ranks them.
     both = jnp.concatenate(_codes.pack_masks(keys > threshold, keys == threshold))
     words, before = _positions.first(_positions.rank(both), wanted)
@@ -207,10 +212,13 @@ def _best(keys: jax.Array, wanted: jax.Array, size: int = 0) -> _positions.Ranke
     )
 
 
-def _kth_largest(keys: jax.Array, wanted: jax.Array | int, size: int = 0) -> jax.Array:
+def _kth_largest(
+    keys: jax.Array, wanted: jax.Array | int, size: int = 0, bits: int = KEY_BITS
+) -> jax.Array:
     """Return the largest t such that at least `wanted` keys are >= t."""
     # For few values, a short program matters more than the number of passes.
-    at_once = functools.partial(_kth_largest_at_once, short=max(size, keys.size) <= SAMPLE)
+    short = max(size, keys.size) <= SAMPLE
+    at_once = functools.partial(_kth_largest_at_once, short=short, bits=bits)
     return _platform.dependent(keys, jnp.int32(wanted), cpu=_kth_largest_by_rows, default=at_once)
 
 
@@ -227,12 +235,12 @@ def _kth_largest_by_rows(keys: jax.Array, wanted: jax.Array) -> jax.Array:
     return lax.fori_loop(0, (KEY_BITS + 1) // 2, settle, zero)
 
 
-def _kth_largest_at_once(keys: jax.Array, wanted: jax.Array, short: bool) -> jax.Array:
+def _kth_largest_at_once(keys: jax.Array, wanted: jax.Array, short: bool, bits: int) -> jax.Array:
     """Find four bits of t per pass and three small kernels, without a loop."""
     rows = _shapes.rows(keys, _count.LONG_ROW).astype(jnp.int32)
     threshold = _axes.vary_like(jnp.int32(0), keys)
-    for shift in range(KEY_BITS + 1 - DIGIT_BITS, -1, -DIGIT_BITS):
-        steps = range(1 << shift, min(1 << shift + DIGIT_BITS, 1 << KEY_BITS), 1 << shift)
+    for shift in reversed(range(0, bits, DIGIT_BITS)):
+        steps = range(1 << shift, min(1 << shift + DIGIT_BITS, 1 << bits), 1 << shift)
         if short:
             digits = lax.iota(jnp.int32, len(steps))[:, None, None] + 1
             reached = (rows - threshold)[None] >= digits << shift
