@@ -23,8 +23,8 @@ from fftgrad.ops import (
 )
 from fftgrad.ops._exp_golomb import Arrays
 
-ORDERS, ORDER_STRIDE, ORDER_GAPS = 16, 8, 1 << 12
-"""The order is fitted to one in ORDER_STRIDE gaps; of many, to about ORDER_GAPS gaps."""
+ORDERS, ORDER_GAPS = 16, 1 << 12
+"""The order is fitted to all gaps, or to a random sample of ORDER_GAPS gaps."""
 
 CUT_BITS = 3
 PER_OCTAVE, CUTS, OCTAVES = 32, 1 << CUT_BITS, 16
@@ -44,7 +44,7 @@ TINY = float(jnp.finfo(jnp.float32).tiny)
 ROUGH_BITS = 16
 """Candidates are the largest by the exponent and 8 bits of the mantissa, then by position."""
 
-COLUMN, BLOCK, SAMPLED = 16, 256, 8
+COLUMN, BLOCK, SAMPLED = 15, 256, 8
 """Candidates per column, and columns per block; the sample holds one in SAMPLED blocks."""
 
 SUMMED, SUM_BITS = 64, 17
@@ -115,8 +115,8 @@ def gaps_of(positions: jax.Array, kept: jax.Array) -> jax.Array:
 def order_of(candidates: Candidates) -> jax.Array:
     """Return the order with the fewest bits for the gaps of a sample of the candidates."""
     at = candidates.positions
-    # An odd stride, because rows of a power of two would show the same gaps to an even stride.
-    index = jnp.arange(0, at.size, max(ORDER_STRIDE, at.size // ORDER_GAPS | 1))
+    few = at.size <= ORDER_GAPS
+    index = lax.iota(jnp.int32, at.size) if few else _selection.sampled(at.size, ORDER_GAPS)
     gaps = at[index] - jnp.where(index > 0, at[index - 1], -1) - 1
     orders = jnp.arange(ORDERS, dtype=jnp.int32)[:, None]
     bits = 2 * _exp_golomb.exponents(gaps[None], orders) + orders

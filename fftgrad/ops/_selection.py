@@ -139,7 +139,7 @@ def _guess(x: jax.Array, key: Key, k: int) -> tuple[Bracket, int]:
     expected = SAMPLE * k / n
     margin = SIGMAS * math.sqrt(expected * (1 - k / n)) + SIGMAS
     above, below = math.ceil(expected + margin), math.floor(expected - margin)
-    sample = key(x[sample_positions(n)])
+    sample = key(x[sampled(n, SAMPLE)])
     if above <= SAMPLE:
         bracket = bracket._replace(low=_kth_largest(sample, above))
     if below >= 1:
@@ -149,9 +149,9 @@ def _guess(x: jax.Array, key: Key, k: int) -> tuple[Bracket, int]:
     return bracket, min(n, math.ceil(n / SAMPLE * (width + SIGMAS * math.sqrt(width))))
 
 
-def sample_positions(n: int) -> jax.Array:
-    """Return random positions int32[SAMPLE]; a stride would sample one phase of periodic data."""
-    return (_random.bits(jnp.uint32(0), jnp.uint32(0), SAMPLE) % jnp.uint32(n)).astype(jnp.int32)
+def sampled(n: int, count: int) -> jax.Array:
+    """Return random positions int32[count]; a stride would sample one phase of periodic data."""
+    return (_random.bits(jnp.uint32(0), jnp.uint32(0), count) % jnp.uint32(n)).astype(jnp.int32)
 
 
 def _sides(x: jax.Array, key: Key, low: jax.Array, high: jax.Array) -> tuple[jax.Array, ...]:

@@ -103,8 +103,7 @@ def oracle(name, size):
         return np.diff(positions, prepend=-1) - 1
 
     def cost(order):
-        sample = (np.diff(largest, prepend=-1) - 1)[::8]
-        return sum(2 * (((int(g) >> order) + 1).bit_length() - 1) + order for g in sample)
+        return sum(2 * (((int(g) >> order) + 1).bit_length() - 1) + order for g in gaps(largest))
 
     order = min(range(16), key=cost)
     for level in range(LEVELS - 1, -1, -1):
@@ -182,27 +181,40 @@ def test_both_searches_find_the_finest_level(ratio):
         assert more > words or digits == LEVELS - 1, name
 
 
-def test_words_are_counted_across_columns_as_one_after_the_other():
-    """Of more candidates than a block has, sparse ones among them."""
-    codec = fg.Budget(ratio=8)
-    levels = np.arange(1, LEVELS, 13)
+@jax.jit
+def counted(candidates, order, levels):
+    """Words of each level: as the search counts them, and one candidate after the other."""
 
-    def plainly(candidates, order, level):
+    def plainly(level):
         kept, q = candidates.at(level)
         gaps, count = _budget.gaps_of(candidates.positions, kept), jnp.sum(kept)
         exponents = _exp_golomb.exponents(gaps, order) + _exp_golomb.exponents(q - 1, 0)
         total = jnp.sum(jnp.where(kept, exponents, 0))
         return _exp_golomb.words_for(2 * count, total, (order + 1) * count)
 
+    table = _budget.Columns.of(candidates)
+    found = jax.lax.map(lambda level: table.words(order, level), levels)
+    return found, jax.lax.map(plainly, levels)
+
+
+def candidates_at(positions, magnitude):
+    positions = positions.astype(np.int32)
+    magnitude = np.full(positions.size, magnitude, np.float32)
+    return _budget.Candidates(positions, magnitude, np.zeros_like(positions), np.float32(1))
+
+
+def test_words_are_counted_across_columns_as_one_after_the_other():
+    """Of more candidates than a block has, sparse ones among them."""
+    codec = fg.Budget(ratio=8)
+    levels = np.arange(1, LEVELS, 13)
+
     @jax.jit
     def both(x):
         candidates = _budget.Candidates.of(x, codec._most(x))
-        order, table = _budget.order_of(candidates), _budget.Columns.of(candidates)
-        wanted = jax.lax.map(lambda level: plainly(candidates, order, level), levels)
-        found = jax.lax.map(lambda level: table.words(order, level), levels)
-        return found, wanted, order, candidates.positions
+        order = _budget.order_of(candidates)
+        return *counted(candidates, order, levels), order, candidates.positions
 
-    assert codec._most(LONG) > 2 * max(_budget.COLUMN * _budget.BLOCK, _budget.ORDER_GAPS * 8)
+    assert codec._most(LONG) > 2 * max(_budget.COLUMN * _budget.BLOCK, _budget.ORDER_GAPS)
     for name in ("layers", "two scales"):
         x = SEARCHED[name].astype(np.float32)
         x[0] = 2 * np.max(np.abs(x))  # position 0 is sent at each level
@@ -214,12 +226,18 @@ def test_words_are_counted_across_columns_as_one_after_the_other():
         assert costs[int(order)] <= 1.01 * min(costs), name
 
 
-def test_the_order_fits_runs_at_the_start_of_equal_rows():
-    """Whose long gaps alone a stride of 16 would see."""
-    positions = jnp.asarray((np.arange(4096)[:, None] * 256 + np.arange(16)).ravel(), jnp.int32)
-    ones = jnp.ones(positions.size)
-    candidates = _budget.Candidates(positions, ones, jnp.zeros_like(positions), ones[0])
-    assert int(_budget.order_of(candidates)) <= 1
+@pytest.mark.parametrize(("rows", "row", "run"), [(4096, 256, 16), (1024, 256, 8), (4200, 512, 9)])
+def test_the_order_fits_runs_at_the_start_of_equal_rows(rows, row, run):
+    """Whose long gaps alone a stride of the length of a run would see."""
+    positions = (np.arange(rows)[:, None] * row + np.arange(run)).ravel()
+    assert int(jax.jit(_budget.order_of)(candidates_at(positions, 1.0))) <= 1
+
+
+def test_the_longest_codes_are_counted():
+    """The exponents of 64 columns are added in the low bits of a word."""
+    candidates = candidates_at(np.arange(1 << 11) << 20, 1.99)
+    found, wanted = counted(candidates, 0, np.array([LEVELS - 1]))
+    assert found == wanted
 
 
 @pytest.mark.parametrize(

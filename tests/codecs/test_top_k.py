@@ -107,7 +107,7 @@ def test_k_is_the_ceiling_of_the_share():
 LARGE = _selection.SAMPLE + 7_333
 """Long enough for a sampled bracket, and no multiple of anything."""
 
-LOOKS = np.isin(np.arange(LARGE), np.asarray(_selection.sample_positions(LARGE)))
+LOOKS = np.isin(np.arange(LARGE), np.asarray(_selection.sampled(LARGE, _selection.SAMPLE)))
 UNLUCKY = np.random.default_rng(0).uniform(1, 2, LARGE).astype(np.float32)
 UNLUCKY[~LOOKS] *= 9
 
