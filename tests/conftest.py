@@ -9,6 +9,7 @@ DEVICES = 8
 # The devices share one pool of threads: where all of its threads wait in a collective, nothing is
 # left to compute what they wait for. The default size is the number of cores.
 os.environ.setdefault("PJRT_NPROC", str(4 * DEVICES))
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else they block each other in LAPACK
 
 import hypothesis  # noqa: E402  (after the setting)
 import jax  # noqa: E402  (after the setting)

@@ -28,7 +28,7 @@ ORDERS, ORDER_GAPS = 16, 1 << 12
 
 CUT_BITS = 3
 PER_OCTAVE, CUTS, OCTAVES = 32, 1 << CUT_BITS, 16
-"""Candidates for the step T (finenesses) per octave, cuts per candidate, and octaves."""
+"""Values of the step T (finenesses) per octave, cuts per fineness, and octaves."""
 
 LEVELS = PER_OCTAVE * CUTS * OCTAVES
 LEVEL_BITS, DIGIT_BITS = 12, 3
@@ -48,7 +48,7 @@ COLUMN, BLOCK, SAMPLED = 15, 256, 8
 """Candidates per column, and columns per block; the sample holds one in SAMPLED blocks."""
 
 SUMMED, SUM_BITS = 64, 17
-"""The exponents of SUMMED columns add up to less than 2**SUM_BITS; the bits above count codes."""
+"""Exponents of SUMMED columns add up to less than 2**SUM_BITS; bits above count candidates."""
 
 FEW = 1 << 11
 """Least number of words of a sample."""
@@ -56,7 +56,7 @@ FEW = 1 << 11
 LEAST_EXPONENT = -110
 """Least exponent of a scale, so that the smallest T is a normal number."""
 
-MISSING = 2**31 - 1  # position of the first kept candidate of a column without one
+MISSING = 2**31 - 1  # in place of a position, for a column without kept candidates
 
 
 class Candidates(NamedTuple):
@@ -90,7 +90,7 @@ class Candidates(NamedTuple):
         index = lax.iota(jnp.int32, self.magnitude.size)
         cut, units = _at_level(level, -(-self.magnitude.size // CUTS))
         reaches, kept = _reach(self.magnitude, index < cut, units)
-        # Shift the mantissa: XLA for CPUs does not vectorize conversions of floats to integers.
+        # Round down by a shift, because XLA for CPUs does not vectorize a conversion to integers.
         bits = lax.bitcast_convert_type(jnp.maximum(reaches, 1.0), jnp.int32)
         return kept, (bits & (1 << 23) - 1 | 1 << 23) >> 150 - (bits >> 23)
 
@@ -120,6 +120,7 @@ def order_of(candidates: Candidates) -> jax.Array:
     gaps = at[index] - jnp.where(index > 0, at[index - 1], -1) - 1
     orders = jnp.arange(ORDERS, dtype=jnp.int32)[:, None]
     bits = 2 * _exp_golomb.exponents(gaps[None], orders) + orders
+    bits = jnp.where(candidates.magnitude[index] > 0, bits, 0)  # zeros are never sent
     return jnp.argmin(jnp.sum(bits, axis=1, dtype=jnp.int32)).astype(jnp.int32)
 
 
@@ -135,9 +136,10 @@ def finest(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
 
 
 class Columns(NamedTuple):
-    """Candidates in m columns of COLUMN, as a matrix or as a tuple of its rows.
+    """Candidates in m columns of COLUMN, as a matrix or as a tuple of its rows int32[m].
 
-    A pass over all columns keeps its state in registers; a running maximum takes a dozen passes.
+    A pass over the columns keeps its state in registers. Then a running maximum, which takes a
+    dozen passes on an accelerator, has m values only.
     """
 
     positions: jax.Array | Arrays  # int32[COLUMN, m]
@@ -178,7 +180,7 @@ class Columns(NamedTuple):
         columns = jnp.full_like(zero, MISSING), jnp.full_like(zero, -1), zero
         for i, row in enumerate(zip(self.positions, self.magnitude, strict=True)):
             columns = _follow(columns, row, self.start < cut - i, units, order, zero)
-        # Each array has one reader, because XLA computes the columns again for each reader.
+        # Without the barrier, XLA computes the columns again for each of these arrays.
         first, last, inner = lax.optimization_barrier(columns)
         before = jnp.pad(_count.cummax(last + 1), (1, 0))[:-1]
         outer = jnp.where(first < MISSING, _exp_golomb.exponents(first - before, order), 0)
@@ -192,7 +194,7 @@ class Columns(NamedTuple):
 def _follow(
     columns: Arrays, row: Arrays, ahead: jax.Array, units: Arrays, order: jax.Array, zero: jax.Array
 ) -> Arrays:
-    """Return the first and last kept position of each column, and its sum and count of codes."""
+    """Add a row to each column's first and last kept position, and to its packed sums."""
     (first, last, inner), (at, magnitude) = columns, row
     reaches, kept = _reach(magnitude, ahead, units)
     fresh = last < 0
@@ -219,7 +221,7 @@ def _reach(magnitude: jax.Array, ahead: jax.Array, units: Arrays) -> tuple[jax.A
 
 def _by_digits(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
     """Find the finest level that fits, three bits at a time, in a loop of known length."""
-    # Of a matrix, XLA for GPUs would write a copy of each row in each pass.
+    # If the rows were those of a matrix, XLA for GPUs would copy each row in each pass.
     table = Columns.of(candidates, separate=True)
     words_of = jax.vmap(functools.partial(table.words, order))
 
@@ -276,9 +278,9 @@ def _by_secants(
         # Round away from the tried level, so that the bracket closes from both sides.
         away = -excess / slope
         away = jnp.where(fits, jnp.ceil(away), jnp.floor(away)).astype(jnp.int32)
-        # Secants may close the bracket from one side only, so bisect in every fifth turn.
-        halve = (b.turn % 5 == 4) & (low > 0) & (high < LEVELS)
-        following = jnp.where(halve, (low + high) // 2, b.next + away)
+        # Secants may move one end only, so bisect in every fifth turn, or tenth while one is open.
+        period = jnp.where((low > 0) & (high < LEVELS), 5, 10)
+        following = jnp.where((b.turn + 1) % period == 0, (low + high) // 2, b.next + away)
         following = jnp.clip(following, low + 1, high - 1)
         return _Bracket(low, high, following, b.turn + 1, b.next, excess, slope)
 

@@ -66,7 +66,7 @@ class Eigenbasis(Exchange):
     Wire: the bytes of the inner exchange for one vector of all values.
 
     Claims: those of the inner exchange. If the workers' devices round matrix products differently,
-      their bases and means differ.
+      their bases and means differ. Simulated CPU devices may hang without OPENBLAS_NUM_THREADS=1.
 
     Raises:
       ValueError: if the inner exchange needs leaves, as `PowerSgd`; while tracing, if it keeps a

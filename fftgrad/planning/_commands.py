@@ -40,7 +40,8 @@ the shapes of your own model, with codec times of this machine:
     --step 300ms --measure
 """
 LEGEND = """\
-a step   seconds, with the codec, Muon and the link
+a step   seconds, with the codec, Muon, and the part of the link's time that buckets
+         do not hide behind the backward pass
 steps    to dense's loss, in units of dense's steps: measured, or assumed
          for the class of the loss (close 1.2, check 1.5)
 to loss  seconds to the loss that dense reaches in a step; rows are ranked by it
@@ -86,7 +87,7 @@ def plan_command(parser: argparse.ArgumentParser) -> Run:
 def run_plan(args: argparse.Namespace) -> None:
     """Print the table of a plan, its answer, and the code of the recommended row."""
     both, given = (args.width is None) == (args.layers is None), f"{args.layers} and {args.width}"
-    check(both, "plan(--layers, --width)", "be given together", given, "use both.")
+    check(both, "plan(--layers, --width)", "be given together", given, "use both, and no --model.")
     if args.params:
         params = planning.load_gradients(args.params).trees[0]
     else:

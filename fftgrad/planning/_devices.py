@@ -61,8 +61,8 @@ KNOWN = {
 
 def find(device: str | os.PathLike[str]) -> Device:
     """Return a device by its name or its file of `fftgrad bench`; "this" is measured once."""
-    if device in KNOWN:
-        return KNOWN[str(device)]
+    if known := KNOWN.get(str(device).lower()):
+        return known
     path = kept() if device == "this" else pathlib.Path(device)
     if device == "this" and not path.exists():
         return measure()

@@ -248,7 +248,7 @@ def plan(
             timings, source = _devices.from_table(compared, like, joined, place)
         else:
             rule = "be 'this' for rows of your own and to measure"
-            remedy = "pass timings=..., from time_exchange on that device."
+            remedy = "leave out measure, or pass timings of time_exchange on that device."
             check(place is None, "plan(device)", rule, device, remedy)
             source, timings = "Codec times: measured here.", {}
             for row in compared:
