@@ -39,7 +39,8 @@ Key = Callable[[jax.Array], jax.Array]
 def keys(x: jax.Array, bits: int = KEY_BITS) -> tuple[jax.Array, Key]:
     """Return an array, and an elementwise map to keys that grow with |x_i|, of few bits if real."""
     if not jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return x, lambda x: _bits(jnp.abs(x.astype(jnp.float32))) >> KEY_BITS - bits
+        whole = lambda x: _bits(jnp.abs(x.astype(jnp.float32)))  # noqa: E731
+        return x, whole if bits == KEY_BITS else lambda x: whole(x) >> KEY_BITS - bits
     # The energies take half the memory of x, so store them rather than recompute them in each pass.
     return _energy_bits(x), lambda energy: energy
 
