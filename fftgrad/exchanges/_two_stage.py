@@ -89,9 +89,8 @@ class TwoStage(OfCodec):
         second = to_all(codec, means, at_owner, again, first.stats)
         # Only the owner knows the error of the second stage. The next mean divides the residual by
         # w, so the owner keeps w times this error.
-        is_own = jnp.arange(self.workers)[:, None] == own
         errors = [
-            jnp.where(is_own, _bounded(error[own] + self.workers * (mean - every[own])), error)
+            error.at[own].set(_bounded(error[own] + self.workers * (mean - every[own])))
             for error, mean, every in zip(first.errors, first.vectors, second.vectors, strict=True)
         ]
         return Averaged(

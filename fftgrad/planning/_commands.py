@@ -40,8 +40,7 @@ the shapes of your own model, with codec times of this machine:
     --step 300ms --measure
 """
 LEGEND = """\
-a step   seconds, with the codec, Muon, and the part of the link's time that buckets
-         do not hide behind the backward pass
+a step   seconds, with the codec, Muon and what buckets do not hide of the link
 steps    to dense's loss, in units of dense's steps: measured, or assumed
          for the class of the loss (close 1.2, check 1.5)
 to loss  seconds to the loss that dense reaches in a step; rows are ranked by it
