@@ -1,6 +1,7 @@
 """A mean by two stages: shards to their owners, then mean shards to all workers."""
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -87,10 +88,10 @@ class TwoStage(OfCodec):
             for mean, error in zip(first.vectors, first.errors, strict=True)
         )
         second = to_all(codec, means, at_owner, again, first.stats)
-        # Only the owner knows the error of the second stage. The next mean divides the residual by
-        # w, so the owner keeps w times this error.
+        # Only the owner knows this error. It keeps w times the error, as the next mean divides by w.
+        zeroed = functools.partial(jnp.nan_to_num, posinf=0.0, neginf=0.0)  # if it overflows
         errors = [
-            error.at[own].set(_bounded(error[own] + self.workers * (mean - every[own])))
+            error.at[own].set(zeroed(error[own] + self.workers * (mean - every[own])))
             for error, mean, every in zip(first.errors, first.vectors, second.vectors, strict=True)
         ]
         return Averaged(
@@ -106,11 +107,6 @@ class TwoStage(OfCodec):
     def _codec(self, like: PyTree) -> Parts:
         shards = _shards.shard_likes(like, self.workers)
         return _parts.codec_of(self.codec, shards).shard(self.workers)
-
-
-def _bounded(error: jax.Array) -> jax.Array:
-    """Replace an error that overflows float32 by zero."""
-    return jnp.where(jnp.isfinite(error), error, 0.0)
 
 
 class Half(NamedTuple):
