@@ -88,7 +88,7 @@ class TwoStage(OfCodec):
             for mean, error in zip(first.vectors, first.errors, strict=True)
         )
         second = to_all(codec, means, at_owner, again, first.stats)
-        # Only the owner knows this error. It keeps w times the error, as the next mean divides by w.
+        # Only the owner knows this error. It keeps w times it, because the next mean divides by w.
         zeroed = functools.partial(jnp.nan_to_num, posinf=0.0, neginf=0.0)  # if it overflows
         errors = [
             error.at[own].set(zeroed(error[own] + self.workers * (mean - every[own])))
