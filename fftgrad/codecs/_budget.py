@@ -48,7 +48,7 @@ COLUMN, BLOCK, SAMPLED = 15, 256, 8
 """Candidates per column, and columns per block; the sample holds one in SAMPLED blocks."""
 
 SUMMED, SUM_BITS = 64, 17
-"""Exponents of SUMMED columns add up to less than 2**SUM_BITS; bits above count candidates."""
+"""Exponents of SUMMED columns add up to less than 2**SUM_BITS; kept candidates count above."""
 
 FEW = 1 << 11
 """Least number of words of a sample."""
@@ -138,8 +138,8 @@ def finest(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
 class Columns(NamedTuple):
     """Candidates in m columns of COLUMN, as a matrix or as a tuple of its rows int32[m].
 
-    A pass over the columns keeps its state in registers. Then a running maximum, which takes a
-    dozen passes on an accelerator, has m values only.
+    A pass over the columns keeps its state in registers. Then only m values need a running maximum,
+    which takes a dozen passes on an accelerator.
     """
 
     positions: jax.Array | Arrays  # int32[COLUMN, m]
@@ -278,7 +278,7 @@ def _by_secants(
         # Round away from the tried level, so that the bracket closes from both sides.
         away = -excess / slope
         away = jnp.where(fits, jnp.ceil(away), jnp.floor(away)).astype(jnp.int32)
-        # Secants may move one end only, so bisect in every fifth turn, or tenth while one is open.
+        # Secants may move one end only: bisect in each fifth turn, or tenth with an unknown end.
         period = jnp.where((low > 0) & (high < LEVELS), 5, 10)
         following = jnp.where((b.turn + 1) % period == 0, (low + high) // 2, b.next + away)
         following = jnp.clip(following, low + 1, high - 1)
@@ -341,7 +341,7 @@ class Budget(Selector):
 
     Wire: x float32[n] | complex64[n] -> main float32[1], T; side uint32 words. Main and side take
       4 floor(n / ratio) bytes together (complex: 4 floor(2n / ratio)), at least 20.
-      At most one coefficient per 6 bits is sent, chosen by exponent and 8 bits of the mantissa.
+      At most one coefficient per 6 bits is sent: the largest by exponent and 8 mantissa bits.
 
     Claims: biased; not summable. Up to float32 rounding, the relative error of a sent coefficient
       is at most 3/8 below T, 1/3 from T to 2^15 T, and 2^-15 above. All platforms send the

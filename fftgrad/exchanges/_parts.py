@@ -172,10 +172,10 @@ class Parts:
         return Parts(tuple(firsts), self.groups), Parts(tuple(rests), self.groups)
 
     def side_by_side(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `jax.vmap(run)` of a function that calls this codec; on a CPU, `run` in a loop."""
+        """Return `jax.vmap(run)`; for a codec that selects, a CPU calls `run` in a loop."""
         if not any(map(_chain.selects, self.codecs)):
             return jax.vmap(run)
-        # Under `vmap` both branches of a condition run, and a loop runs as long as its slowest row.
+        # Under `vmap`, both branches of a condition run, and each row waits for the slowest loop.
         in_loop = functools.partial(lax.map, lambda row: run(*row))
         at_once = jax.vmap(lambda row: run(*row))
         return lambda *rows: _platform.dependent(rows, cpu=in_loop, default=at_once)

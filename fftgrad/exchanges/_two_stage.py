@@ -88,8 +88,8 @@ class TwoStage(OfCodec):
             for mean, error in zip(first.vectors, first.errors, strict=True)
         )
         second = to_all(codec, means, at_owner, again, first.stats)
-        # Only the owner knows this error. It keeps w times it, because the next mean divides by w.
-        zeroed = functools.partial(jnp.nan_to_num, posinf=0.0, neginf=0.0)  # if it overflows
+        # The owner keeps w times its error, as the next mean divides by w. Overflow is dropped.
+        zeroed = functools.partial(jnp.nan_to_num, posinf=0.0, neginf=0.0)
         errors = [
             error.at[own].set(zeroed(error[own] + self.workers * (mean - every[own])))
             for error, mean, every in zip(first.errors, first.vectors, second.vectors, strict=True)

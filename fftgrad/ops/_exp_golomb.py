@@ -141,7 +141,7 @@ def _encode_at_once(numbers: Arrays, orders: Arrays, used: jax.Array, words: int
         end = end + exponent + 1
         at, low = _word_and_bit(end)
         parts.append((at, jnp.uint32(1) << low))
-        # Rests are stored backwards. A place may be -1, which is the last word, but without bits.
+        # Rests are stored backwards. A place may be -1: that is the last word, and adds no bits.
         at, low = _word_and_bit(start)
         rest = _rest(number, order, exponent)
         parts.append((words - 1 - at, rest << low))

@@ -3,8 +3,8 @@
 On a CPU, passes over the data are slow and branches are cheap. So a sample of the keys gives a
 bracket, two keys around the k-th largest. One pass compares all keys with both ends, and counts
 check that the k-th largest key and few others are inside. The keys inside are compacted and
-bisected bit by bit. If the check fails, once in ten thousand times on random data, the bracket is
-first bisected over all keys, in at most 31 more passes.
+bisected bit by bit. If the check fails (once in ten thousand times on random data, more often for
+short keys of similar values), all keys first bisect the bracket, in at most 31 more passes.
 
 On an accelerator, the host waits at each branch. So one pass for each four bits finds the k-th
 largest key digit by digit, and another pass compares all keys with it.
@@ -37,7 +37,7 @@ Key = Callable[[jax.Array], jax.Array]
 
 
 def keys(x: jax.Array, bits: int = KEY_BITS) -> tuple[jax.Array, Key]:
-    """Return an array, and an elementwise map to keys that grow with |x_i|, of few bits if real."""
+    """Return an array, and an elementwise map to keys that grow with |x_i|; 31 bits if complex."""
     if not jnp.issubdtype(x.dtype, jnp.complexfloating):
         whole = lambda x: _bits(jnp.abs(x.astype(jnp.float32)))  # noqa: E731
         return x, whole if bits == KEY_BITS else lambda x: whole(x) >> KEY_BITS - bits
@@ -74,7 +74,7 @@ class Bracket(NamedTuple):
 
 
 def largest(x: jax.Array, key: Key, k: int, bits: int = KEY_BITS) -> _positions.Ranked:
-    """Return the bitmap of the k < n largest of key(x) < 2**bits; of equal keys, the first."""
+    """Return the bitmap of the k < n largest of key(x) < 2**bits; for equal keys, the first k."""
 
     def of_all(x: jax.Array) -> _positions.Ranked:
         return _best(key(x), jnp.int32(k), bits=bits)
@@ -142,7 +142,7 @@ def _guess(x: jax.Array, key: Key, k: int) -> tuple[Bracket, int]:
         bracket = bracket._replace(low=_kth_largest(sample, above))
     if below >= 1:
         bracket = bracket._replace(high=_kth_largest(sample, below) + 1)
-    # Keys of few bits come in groups of equal keys, so the bracket may hold an eighth more.
+    # Short keys come in groups of equal keys. For normal data, an eighth more room is enough.
     width = 9 * (min(above, SAMPLE) - max(below, 0) + 1) // 8
     return bracket, min(n, math.ceil(n / SAMPLE * (width + SIGMAS * math.sqrt(width))))
 

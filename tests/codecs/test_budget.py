@@ -134,6 +134,9 @@ VECTORS = {
     "huge": (values((300,)) * 1e36).astype(np.float32),
     "tiny": (values((300,)) * 1e-34).astype(np.float32),
     "tiniest": np.maximum(np.abs(values((300,))) * 1e-37, 1.2e-38).astype(np.float32),
+    "close": (1 + 0.01 * np.random.default_rng(0).random(300)).astype(np.float32),
+    "near": (1 + 0.5 * np.random.default_rng(1).random(300)).astype(np.float32),
+    "late": np.where(np.arange(300) % 10 == 9, values((300,)), 0) * (np.arange(300) > 200),
     "as many as fit": np.concatenate([values((20,)), np.zeros(280, np.float32)]),
 }
 
