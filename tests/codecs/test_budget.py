@@ -239,7 +239,7 @@ def test_the_order_fits_runs_at_the_start_of_equal_rows(rows, row, run):
 
 def test_the_longest_codes_are_counted():
     """The exponents of 64 columns are added in the low bits of a word."""
-    candidates = candidates_at(np.arange(1 << 11) << 20, 1.99)
+    candidates = candidates_at(np.arange(1 << 10) << 21, 1.99)
     found, wanted = counted(candidates, 0, np.array([LEVELS - 1]))
     assert found == wanted
     assert int(jax.jit(_budget.order_of)(candidates)) == 15
