@@ -119,7 +119,7 @@ class Parts:
             return self.apart(self._each(from_few, step, self.join(vectors), out.sparse))
         # XLA may fuse a dense decode with a subtraction, which rounds differently. So decode first.
         if any(_sum.slots(*pair) is None for pair in dict.fromkeys(self.pairs)):
-            sent = self.decompress(out.payloads, step)
+            sent = lax.optimization_barrier(self.decompress(out.payloads, step))
             return tuple(x - own for x, own in zip(vectors, sent, strict=True))
         return self.apart(self._each(from_payload, step, self.join(vectors), out.payloads))
 
