@@ -106,6 +106,16 @@ class Parts:
 
         return self._each(one, step, payloads)
 
+    def sent(self, out: CompressedParts, step: Step) -> Vectors:
+        """Decode a worker's own payloads."""
+        if any(few is None for few in out.sparse):
+            return self.decompress(out.payloads, step)
+
+        def one(_: Codec, like: Like, few: Sparse, *__: Step) -> jax.Array:
+            return few.put_into(jnp.zeros(like.shape, like.dtype))
+
+        return self.apart(self._each(one, step, out.sparse))
+
     def error(self, vectors: Vectors, out: CompressedParts, step: Step) -> Vectors:
         """Subtract a worker's own decoded payloads from `vectors`."""
 
@@ -119,7 +129,7 @@ class Parts:
             return self.apart(self._each(from_few, step, self.join(vectors), out.sparse))
         # XLA may fuse a dense decode with a subtraction, which rounds differently. So decode first.
         if any(_sum.slots(*pair) is None for pair in dict.fromkeys(self.pairs)):
-            sent = lax.optimization_barrier(self.decompress(out.payloads, step))
+            sent = self.decompress(out.payloads, step)
             return tuple(x - own for x, own in zip(vectors, sent, strict=True))
         return self.apart(self._each(from_payload, step, self.join(vectors), out.payloads))
 
@@ -172,13 +182,9 @@ class Parts:
         return Parts(tuple(firsts), self.groups), Parts(tuple(rests), self.groups)
 
     def side_by_side(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `jax.vmap(run)`; for a codec that selects, a CPU calls `run` in a loop."""
-        if not any(map(_chain.selects, self.codecs)):
-            return jax.vmap(run)
-        # Under `vmap`, both branches of a condition run, and each row waits for the slowest loop.
-        in_loop = functools.partial(lax.map, lambda row: run(*row))
-        at_once = jax.vmap(lambda row: run(*row))
-        return lambda *rows: _platform.dependent(rows, cpu=in_loop, default=at_once)
+        """Return `jax.vmap(run)` of a function that calls this codec."""
+        mapped = jax.vmap(run)
+        return _platform.first(mapped) if any(map(_chain.selects, self.codecs)) else mapped
 
     def shard(self, parts: int) -> "Parts":
         return Parts(tuple((codec.shard(parts), like) for codec, like in self.pairs), self.groups)

@@ -191,8 +191,9 @@ def sharded(
         finite = _pmean.all_finite(Stats(finite), change)
         change = jax.tree.map(lambda m: jnp.where(finite, m, 0), change)
 
-        error = _whole(_shards.from_shards(got.errors, some), x)
+        sent = _whole(_shards.from_shards(got.sent, some), x)
         mean = jax.tree.map(jnp.zeros_like, x)  # no worker has the whole mean
+        error = jax.tree.map(jnp.subtract, x, sent)
         remembered = memory.update(x, error, mean, added)
         old = (state.memory, state.inner, state.ahead)
         new = (
