@@ -182,9 +182,13 @@ class Parts:
         return Parts(tuple(firsts), self.groups), Parts(tuple(rests), self.groups)
 
     def side_by_side(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `jax.vmap(run)` of a function that calls this codec."""
-        mapped = jax.vmap(run)
-        return _platform.first(mapped) if any(map(_chain.selects, self.codecs)) else mapped
+        """Return `jax.vmap(run)`; for a codec that selects, a CPU calls `run` in a loop."""
+        if not any(map(_chain.selects, self.codecs)):
+            return jax.vmap(run)
+        # Under `vmap`, both branches of a condition run, and each row waits for the slowest loop.
+        in_loop = functools.partial(lax.map, lambda row: run(*row))
+        at_once = jax.vmap(lambda row: run(*row))
+        return lambda *rows: _platform.dependent(rows, cpu=in_loop, default=at_once)
 
     def shard(self, parts: int) -> "Parts":
         return Parts(tuple((codec.shard(parts), like) for codec, like in self.pairs), self.groups)
