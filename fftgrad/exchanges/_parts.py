@@ -106,16 +106,6 @@ class Parts:
 
         return self._each(one, step, payloads)
 
-    def sent(self, out: CompressedParts, step: Step) -> Vectors:
-        """Decode a worker's own payloads."""
-        if any(few is None for few in out.sparse):
-            return self.decompress(out.payloads, step)
-
-        def one(_: Codec, like: Like, few: Sparse, *__: Step) -> jax.Array:
-            return few.put_into(jnp.zeros(like.shape, like.dtype))
-
-        return self.apart(self._each(one, step, out.sparse))
-
     def error(self, vectors: Vectors, out: CompressedParts, step: Step) -> Vectors:
         """Subtract a worker's own decoded payloads from `vectors`."""
 

@@ -1,6 +1,7 @@
 """A mean by two stages: shards to their owners, then mean shards to all workers."""
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -83,21 +84,19 @@ class TwoStage(OfCodec):
         first = to_owners(codec, rows, before, comm)
         # No link carries the owner's own shard, so it is not compressed.
         means = tuple(
-            mean + (row[own] - sent[own]) / self.workers
-            for mean, row, sent in zip(first.vectors, rows, first.sent, strict=True)
+            mean + error[own] / self.workers
+            for mean, error in zip(first.vectors, first.errors, strict=True)
         )
         second = to_all(codec, means, at_owner, again, first.stats)
-        # Only the owner knows the error of the second stage. The next mean divides the residual by
-        # w, so the owner keeps w times this error.
-        sent = [
-            sent.at[own].set(_within(row[own], sent[own] + self.workers * (every[own] - mean)))
-            for sent, row, mean, every in zip(
-                first.sent, rows, first.vectors, second.vectors, strict=True
-            )
+        # The owner keeps w times its error, as the next mean divides by w. Overflow is dropped.
+        zeroed = functools.partial(jnp.nan_to_num, posinf=0.0, neginf=0.0)
+        errors = [
+            error.at[own].set(zeroed(error[own] + self.workers * (mean - every[own])))
+            for error, mean, every in zip(first.errors, first.vectors, second.vectors, strict=True)
         ]
         return Averaged(
             mean=_shards.from_shards(second.vectors, x),
-            error=jax.tree.map(jnp.subtract, x, _shards.from_shards(sent, x)),
+            error=_shards.from_shards(errors, x),
             state=State(own=Reset((first.state, second.state))),
             stats=second.stats,
         )
@@ -110,14 +109,9 @@ class TwoStage(OfCodec):
         return _parts.codec_of(self.codec, shards).shard(self.workers)
 
 
-def _within(row: jax.Array, sent: jax.Array) -> jax.Array:
-    """Return `sent`, or `row` where `row - sent` overflows float32."""
-    return jnp.where(jnp.isfinite(row - sent), sent, row)
-
-
 class Half(NamedTuple):
     vectors: Vectors  # the mean of this worker's shard; second stage: all shards, [w, size]
-    sent: Vectors  # this worker's rows as their owners decode them; () in the second stage
+    errors: Vectors  # this worker's rows minus what their owners decode; () in the second stage
     state: PyTree
     stats: Stats
 
@@ -127,12 +121,12 @@ def to_owners(codec: Parts, rows: Vectors, state: PyTree, comm: Comm) -> Half:
 
     def one(number: jax.Array, shards: Vectors, state: PyTree) -> tuple[CompressedParts, Vectors]:
         out = codec.compress(shards, state, comm.step.fold_local(number))
-        return out, codec.sent(out, comm.step)
+        return out, codec.error(shards, out, comm.step)
 
-    out, sent = codec.side_by_side(one)(jnp.arange(comm.workers), rows, state)
+    out, errors = codec.side_by_side(one)(jnp.arange(comm.workers), rows, state)
     got, stats = comm.scatter(out.payloads, of=rows, overflow=out.overflow)
     means = codec.mean(got, stats.poison, comm.step, shards=True)
-    return Half(means, sent, out.state, stats)
+    return Half(means, errors, out.state, stats)
 
 
 def to_all(

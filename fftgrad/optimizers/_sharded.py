@@ -191,9 +191,8 @@ def sharded(
         finite = _pmean.all_finite(Stats(finite), change)
         change = jax.tree.map(lambda m: jnp.where(finite, m, 0), change)
 
-        sent = _whole(_shards.from_shards(got.sent, some), x)
+        error = _whole(_shards.from_shards(got.errors, some), x)
         mean = jax.tree.map(jnp.zeros_like, x)  # no worker has the whole mean
-        error = jax.tree.map(jnp.subtract, x, sent)
         remembered = memory.update(x, error, mean, added)
         old = (state.memory, state.inner, state.ahead)
         new = (
